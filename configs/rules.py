@@ -1,0 +1,101 @@
+"""Rules that tie several keys together. Each runs once all of its keys are valid by themselves."""
+
+from collections.abc import Callable, Mapping, Sequence
+
+from configs.messages import not_one_of, show
+
+RULES: list[tuple[tuple[str, ...], Callable[..., str | None]]] = []
+
+
+def rule(*keys: str):
+    """The function gets the values of `keys` once each is valid by itself and returns what is wrong, or None.
+
+    The problem is reported under the first key.
+    """
+
+    def add(function: Callable[..., str | None]) -> Callable[..., str | None]:
+        RULES.append((keys, function))
+        return function
+
+    return add
+
+
+@rule("data.scale")
+def _scale_is_ordered(scale):
+    if scale[0] > scale[1]:
+        return f"{show(scale)} should be [smallest, largest]"
+
+
+@rule("data.evaluate_scales", "data.evaluate")
+def _scales_need_whole_pictures(scales, evaluate):
+    if evaluate == "crop" and list(scales) != [1.0]:
+        return f"{show(scales)} needs data.evaluate full or slide, not crop"
+
+
+@rule("data.evaluate_flip", "data.evaluate")
+def _flip_needs_whole_pictures(flip, evaluate):
+    if evaluate == "crop" and flip:
+        return "true needs data.evaluate full or slide, not crop"
+
+
+@rule("data.train_list", "data.dataset")
+def _train_list_is_of_voc(train_list, dataset):
+    if train_list != "auto" and dataset != "voc":
+        return f"{show(train_list)} exists for data.dataset voc only; leave it at auto for {dataset}"
+
+
+@rule("optim.nesterov", "optim.momentum")
+def _nesterov_needs_momentum(nesterov, momentum):
+    if nesterov and momentum == 0:
+        return "true needs optim.momentum above 0"
+
+
+@rule("train.batch_size", "train.accumulate")
+def _batch_is_divisible(batch_size, accumulate):
+    if batch_size % accumulate:
+        return f"{batch_size} cannot be divided by train.accumulate {accumulate}"
+
+
+@rule("train.last_step", "train.first_step")
+def _steps_are_ordered(last_step, first_step):
+    if last_step is not None and last_step < first_step:
+        return f"{last_step} is before train.first_step {first_step}"
+
+
+@rule("data.protocol", "data.dataset", "data.steps")
+def _protocol_exists(protocol, dataset, steps):
+    names = list(_protocols(dataset))
+    if steps is None and protocol is not None and names and protocol not in names:
+        return f"{not_one_of(protocol, names)} for data.dataset {dataset}"
+
+
+@rule("data.steps", "data.protocol", "data.dataset")
+def _classes_are_given(steps, protocol, dataset):
+    if steps is None and dataset == "folder":
+        return "is required with data.dataset folder, which has no protocols: list the classes of each step"
+    if steps is None and protocol is None:
+        return "is null and so is data.protocol: give one of them"
+
+
+@rule("train.first_step", "data.steps", "data.protocol", "data.dataset")
+def _first_step_exists(first_step, steps, protocol, dataset):
+    return _step_exists(first_step, steps, protocol, dataset)
+
+
+@rule("train.last_step", "data.steps", "data.protocol", "data.dataset")
+def _last_step_exists(last_step, steps, protocol, dataset):
+    return _step_exists(last_step, steps, protocol, dataset)
+
+
+def _protocols(dataset: str) -> Mapping[str, Sequence]:
+    from data.protocols import PROTOCOLS  # not above: the schema itself needs no data set
+
+    return PROTOCOLS.get(dataset, {})
+
+
+def _step_exists(
+    number: int | None, steps: Sequence | None, protocol: str | None, dataset: str
+) -> str | None:
+    steps = steps or _protocols(dataset).get(protocol)
+    if steps and number is not None and number >= len(steps):
+        return f"{number} does not exist: the steps are 0 to {len(steps) - 1}"

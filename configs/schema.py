@@ -1,0 +1,287 @@
+"""Typed configuration: YAML overlays merged left to right over `base.yaml`, then `key.sub=value` overrides.
+
+    config = load_config(["configs/voc/15-1.yaml", "configs/methods/mib.yaml"], ["train.seed=1"])
+    config.optim.lr
+
+Every default stands in `base.yaml`, none here. All problems are collected into one `ConfigError`, each naming the key,
+the value, the choices and the file (or the command line) that the value came from.
+"""
+
+import math
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError
+
+from configs import yaml_core
+from configs.layers import Layers
+from configs.messages import explain, not_one_of, show
+from configs.rules import RULES
+
+
+class ConfigError(ValueError):
+    """Everything that is wrong with a configuration; `problems` holds one line each."""
+
+    def __init__(self, problems: Sequence[str]):
+        super().__init__("\n".join(problems))
+        self.problems = list(problems)
+
+
+# ---------------------------------------------------------------------------------------------------- the typed tree
+
+
+def _fraction(value: Any) -> Any:
+    """25/30 is text in YAML: read it as a number."""
+    match = re.fullmatch(r"([0-9]{1,18}) ?/ ?([0-9]{1,18})", value) if isinstance(value, str) else None
+    if match is None:
+        return value
+    part, whole = int(match[1]), int(match[2])
+    if part > whole or whole == 0:
+        raise ValueError("is not between 0 and 1")
+    return part / whole
+
+
+def _class(value: Any) -> Any:
+    if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
+        raise ValueError("is neither the name nor the id of a class")
+    if isinstance(value, int) and not 1 <= value <= 254:
+        raise ValueError("is no class id: they go from 1 to 254 (0 is background, 255 is void)")
+    return value
+
+
+def _not_empty(values: tuple) -> tuple:
+    if not values:
+        raise ValueError("is empty")
+    return values
+
+
+def _no_repeats(steps: tuple[tuple[int | str, ...], ...]) -> tuple[tuple[int | str, ...], ...]:
+    classes = [name for step in steps for name in step]
+    repeated = sorted({str(name) for name in classes if classes.count(name) > 1})
+    if repeated:
+        raise ValueError(f"learns a class twice: {', '.join(repeated)}")
+    return steps
+
+
+def _simple_values(options: dict[str, Any]) -> dict[str, Any]:
+    for name, value in options.items():
+        for item in value if isinstance(value, list) else [value]:
+            if isinstance(item, list | dict) or (isinstance(item, float) and not math.isfinite(item)):
+                wanted = "finite number, text, true, false, null or list of these"
+                raise ValueError(f"has an option {name!r} that is no {wanted}")
+    return options
+
+
+def _folder_name(value: str) -> str:
+    if value in {".", ".."} or set(value) & set("/\\\0"):
+        raise ValueError("cannot be the name of a folder")
+    return value
+
+
+Text = Annotated[str, Field(min_length=1)]
+Count = Annotated[int, Field(ge=0)]
+Size = Annotated[int, Field(ge=1)]
+Positive = Annotated[float, Field(gt=0)]
+NonNegative = Annotated[float, Field(ge=0)]
+Probability = Annotated[float, Field(ge=0, le=1)]
+# YAML has lists, a frozen config holds tuples: hence not strict, which goes for the tuple alone and not its items.
+ClassName = Annotated[int | str, BeforeValidator(_class)]
+StepClasses = Annotated[tuple[ClassName, ...], Strict(False), AfterValidator(_not_empty)]
+OwnSteps = Annotated[
+    tuple[StepClasses, ...], Strict(False), AfterValidator(_not_empty), AfterValidator(_no_repeats)
+]
+ScaleRange = Annotated[tuple[Positive, Positive], Strict(False)]
+Scales = Annotated[tuple[Positive, ...], Strict(False), AfterValidator(_not_empty)]
+Dilations = Annotated[tuple[Size, Size, Size], Strict(False)]
+
+
+class Section(BaseModel):
+    # defer_build: the sections are only ever validated as parts of Config, so none needs a validator of its own
+    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, defer_build=True)
+
+
+class DataConfig(Section):
+    dataset: Literal["voc", "ade", "folder"]
+    root: Text | None
+    protocol: Text | None  # None with own steps
+    mode: Literal["disjoint", "overlapped", "sequential"]
+    train_list: Literal["auto", "train", "train_aug"]
+    steps: OwnSteps | None
+    void: Literal["background", "ignore"]
+    unseen: Literal["ignore", "background"]
+    crop: Size
+    scale: ScaleRange
+    flip: Probability
+    evaluate: Literal["crop", "full", "slide"]
+    evaluate_size: Size
+    evaluate_scales: Scales
+    evaluate_flip: bool
+    workers: Count
+    cache: Text | None
+
+
+class ModelConfig(Section):
+    body: Text
+    output_stride: Literal[8, 16]
+    norm: Literal["abn", "iabn"]
+    sync: bool
+    head_channels: Size
+    dilations: Dilations | None
+    pretrained: Text | None
+
+
+class MethodConfig(Section):
+    name: Text
+    strength: NonNegative | None
+    cross_entropy: Literal["all", "valid"]
+    options: Annotated[dict[str, Any], AfterValidator(_simple_values)]
+
+
+class PhaseConfig(Section):
+    name: Literal["descent", "altersgd", "consolidate"]
+    p: Annotated[Probability, BeforeValidator(_fraction)]
+    lambda_a: NonNegative | None
+    lambda_b: NonNegative | None
+    momentum: Literal["keep", "reset", "off"]
+    batch: Literal["next", "same"]
+    weight_decay: Literal["always", "signed"]
+    lr: Literal["decay", "hold"]
+    from_step: Count
+
+
+class OptimConfig(Section):
+    lr: Positive
+    lr_later: Positive
+    momentum: Annotated[float, Field(ge=0, lt=1)]
+    nesterov: bool
+    weight_decay: NonNegative
+    power: NonNegative
+
+
+class TrainConfig(Section):
+    epochs: Size
+    epochs_later: Size
+    batch_size: Size
+    accumulate: Size
+    seed: Annotated[int, Field(ge=0, lt=2**32)]
+    amp: Literal["off", "bf16", "fp16"]
+    channels_last: bool
+    compile_losses: bool
+    device: Literal["auto", "cpu", "cuda"]
+    first_step: Count
+    last_step: Count | None
+    start_from: Text | None
+    evaluate_only: bool
+    evaluate_batch: Size
+    deterministic: bool
+
+
+class RunConfig(Section):
+    folder: Text
+    name: Annotated[Text, AfterValidator(_folder_name)] | None
+    log_every: Size
+    pictures: Count
+    checkpoint_every: Count
+    checkpoint_minutes: NonNegative
+    force: bool
+
+
+class Config(Section):
+    data: DataConfig
+    model: ModelConfig
+    method: MethodConfig
+    phase: PhaseConfig
+    optim: OptimConfig
+    train: TrainConfig
+    run: RunConfig
+
+
+# ------------------------------------------------------------------------------------------------- loading and dumping
+
+
+def load_config(
+    overlays: Sequence[str | Path],
+    overrides: Sequence[str] = (),
+    choices: Mapping[str, Sequence[str]] | None = None,
+) -> Config:
+    """Merge `base.yaml`, the overlays and the overrides into one valid Config, or raise ConfigError.
+
+    `choices` holds the allowed names that only the caller knows, by dotted key: {"model.body": ["resnet101"]}.
+    """
+    layers = Layers()
+    for overlay in overlays:
+        layers.add_overlay(overlay)
+    layers.add_overrides(overrides)
+    _settle_protocol(layers)
+
+    config, invalid = None, set()
+    try:
+        config = Config.model_validate(layers.tree)
+    except ValidationError as error:
+        for detail in error.errors(include_url=False):
+            section, name, *place = detail["loc"]
+            invalid.add(f"{section}.{name}")
+            inside = "".join(f"[{index}]" for index in place if detail["type"] != "missing")
+            layers.problem(explain(detail), f"{section}.{name}", place=inside)
+
+    for key, names in (choices or {}).items():
+        value = layers.value(key)
+        if key not in invalid and value is not None and value not in names:
+            layers.problem(not_one_of(value, names), key)
+    for keys, check in RULES:
+        if not layers.incomplete and invalid.isdisjoint(keys):
+            text = check(*map(layers.value, keys))
+            if text:
+                layers.problem(text, *keys)
+    if layers.problems:
+        raise ConfigError(layers.problems)
+    assert config is not None
+    return config
+
+
+def dump_config(config: Config) -> str:
+    """YAML that `load_config` reads back to an equal Config."""
+    return yaml_core.dump(_plain(config.model_dump()))
+
+
+def config_differences(old: Mapping, new: Mapping) -> list[str]:
+    """What changed between two nested mappings: "optim.lr: 0.01 -> 0.02", sorted by key."""
+    before, after = dict(_leaves(_plain(old))), dict(_leaves(_plain(new)))
+    missing = object()
+
+    def shown(leaves: dict[str, Any], key: str) -> str:
+        return show(leaves[key]) if key in leaves else "not set"
+
+    return [
+        f"{key}: {shown(before, key)} -> {shown(after, key)}"
+        for key in sorted(before.keys() | after.keys())
+        if before.get(key, missing) != after.get(key, missing)
+    ]
+
+
+def _settle_protocol(layers: Layers) -> None:
+    """A protocol and own steps exclude each other: the one that was given later wins, the other becomes null."""
+    if layers.value("data.protocol") is None or layers.value("data.steps") is None:
+        return
+    protocol, steps = layers.layer_of["data.protocol"], layers.layer_of["data.steps"]
+    if protocol == steps:
+        layers.problem("cannot be given together with data.protocol: set one of them to null", "data.steps")
+    else:
+        layers.tree["data"]["protocol" if protocol < steps else "steps"] = None
+
+
+def _plain(value: Any) -> Any:
+    """Tuples as lists, as YAML knows them."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
+
+
+def _leaves(tree: Mapping, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for key, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
