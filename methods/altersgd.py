@@ -1,0 +1,101 @@
+"""AlterSGD: alternate descent and ascent at the end of each step (Huang et al. 2021, Algorithm 1 and Eq. 6).
+
+The first floor(pT) of T iterations train normally. Then, starting with a descent, every second iteration *ascends* the
+segmentation loss, while the retention term R keeps its sign:
+
+    descent  minimises   l_seg + lambda_a R
+    ascent   minimises  -l_seg + lambda_b R
+
+To second order a pair on the same loss L moves by -(eta^2 / 2) grad ||grad L||^2 (Theorem 1): towards flatter regions.
+To first order it cancels l_seg and leaves two steps on lambda R, which is what `Consolidate` does alone: the control that
+separates flatness from a little more distillation.
+
+The paper leaves four choices open; each is an option whose default comes first.
+"""
+
+import math
+from fractions import Fraction
+
+from torch.optim import Optimizer
+
+from methods.base import Descent, Weights
+
+
+class AlterSGD(Descent):
+    def __init__(
+        self,
+        p: float = 25 / 30,
+        lambda_a: float = 1.0,
+        lambda_b: float | None = None,
+        *,
+        momentum: str = "keep",  # keep | reset at the start of the phase | off in the phase
+        batch: str = "next",  # the ascent takes the next mini-batch | the same one as its descent
+        weight_decay: str = "always",  # always decays | signed: follows the sign of l_seg
+        lr: str = "decay",  # the schedule goes on | hold: the rate stays where the phase began
+    ):
+        super().__init__(keep=lambda_a)
+        self.lambda_b = lambda_a if lambda_b is None else lambda_b
+        # 25/30 as a float is not 25/30: floor(pT) must not depend on the rounding of p.
+        self.p = Fraction(p).limit_denominator(100_000)
+        if not 0 <= self.p <= 1:
+            raise ValueError(f"phase.p must lie in [0, 1], not {p}")
+        self.momentum, self.batch, self.weight_decay, self.lr = momentum, batch, weight_decay, lr
+
+    def __call__(self, iteration: int, total: int) -> Weights:
+        late = iteration - self.boundary(total)
+        ascends = late > 0 and late % 2 == 0
+        return Weights(-1.0, self.lambda_b) if ascends else Weights(1.0, self.lambda_a)
+
+    def boundary(self, total: int) -> int:
+        return math.floor(self.p * total)
+
+    def batch_of(self, iteration: int, total: int) -> int:
+        ascends = self(iteration, total).learn < 0
+        return iteration - 1 if ascends and self.batch == "same" else iteration
+
+    def schedule_iteration(self, iteration: int, total: int) -> int:
+        return min(iteration, self.boundary(total) + 1) if self.lr == "hold" else iteration
+
+    def prepare(self, optimizer: Optimizer, iteration: int, total: int) -> None:
+        late = iteration - self.boundary(total)
+        if late <= 0:
+            return
+        if late == 1 and self.momentum == "reset":
+            optimizer.state.clear()
+        for group in optimizer.param_groups:
+            if self.momentum == "off":
+                group["momentum"] = 0.0
+            if self.weight_decay == "signed":
+                group["weight_decay"] = optimizer.defaults["weight_decay"] * self(iteration, total).learn
+
+
+class Consolidate(AlterSGD):
+    """The control: after floor(pT) only the retention term is minimised."""
+
+    def __call__(self, iteration: int, total: int) -> Weights:
+        normal = iteration <= self.boundary(total)
+        return Weights(1.0 if normal else 0.0, self.lambda_a)
+
+
+PHASES = {"descent": Descent, "altersgd": AlterSGD, "consolidate": Consolidate}
+
+
+def make_phase(
+    name: str,
+    *,
+    strength: float,
+    step: int,
+    from_step: int = 1,
+    p: float = 25 / 30,
+    lambda_a: float | None = None,
+    lambda_b: float | None = None,
+    **choices: str,
+) -> Descent:
+    """The phase of incremental step `step`; lambda_a and lambda_b are the method's `strength` unless given."""
+    if name not in PHASES:
+        raise ValueError(f"phase.name: {name!r} is not one of {', '.join(PHASES)}")
+    if name == "descent" or step < from_step:
+        return Descent(strength)
+    lambda_a = strength if lambda_a is None else lambda_a
+    lambda_b = strength if lambda_b is None else lambda_b
+    return PHASES[name](p, lambda_a, lambda_b, **choices)

@@ -1,0 +1,137 @@
+"""What a method and a phase are.
+
+A method says what the terms of the objective are, a phase says with which two numbers they are weighed, and the optimizer
+knows neither:
+
+    weights = phase(iteration, total)
+    loss = weights.learn * method.segmentation_loss(...) + weights.keep * sum(method.retention_losses(...).values())
+
+So every method runs under every phase, resuming needs no phase state, and all ranks agree.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from methods import losses
+
+METHODS: dict[str, type["Method"]] = {}
+
+
+def register(name: str):
+    """Class decorator: make a method selectable as `method.name=<name>`."""
+
+    def add(cls: type["Method"]) -> type["Method"]:
+        if name in METHODS and METHODS[name].__qualname__ != cls.__qualname__:
+            raise ValueError(f"two methods are registered as {name!r}: {METHODS[name]} and {cls}")
+        cls.name = name
+        METHODS[name] = cls
+        return cls
+
+    return add
+
+
+@dataclass(frozen=True)
+class Weights:
+    """How one iteration weighs the objective: `learn` * l_seg + `keep` * R. A negative `learn` ascends l_seg."""
+
+    learn: float
+    keep: float
+
+
+class Method:
+    """Cross-entropy on what the step labels and nothing against forgetting; a method overrides only what it changes.
+
+    None of them asks which step it is in: at step 0 there is no teacher and no importance, and the background is the
+    only old class.
+    """
+
+    name: str
+    needs_teacher = False
+    # The published lambda, by protocol where it differs: {"default": 10.0, "15-1": 100.0}.
+    strength: float | dict[str, float] = 0.0
+    # A method's own settings with their defaults; `method.options` in the config may change them.
+    options: dict[str, Any] = {}
+
+    def __init__(self, cross_entropy: str = "all", **options: Any):
+        unknown = sorted(set(options) - set(self.options))
+        if unknown:
+            known = ", ".join(self.options) or "none"
+            raise ValueError(
+                f"method.options.{unknown[0]}: method {self.name!r} has no such option (it has: {known})"
+            )
+        self.mean_over = cross_entropy
+        for option, value in {**self.options, **options}.items():
+            setattr(self, option, value)
+        self.num_old = 1
+
+    def begin_step(self, model: nn.Module, step) -> None:
+        """Called with the model as the step starts from it: classes added, classifier initialised."""
+        self.num_old = step.num_old
+
+    def init_classifier(self, model: nn.Module) -> None:
+        """Called right after the step's classes were added (not at step 0)."""
+
+    def segmentation_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """l_seg: the only term that a phase may flip."""
+        return losses.cross_entropy(logits, labels, self.mean_over)
+
+    def retention_losses(self, student, teacher) -> dict[str, Tensor]:
+        """R as named terms, never flipped. Called from step 1 on, with the outputs of both models, if `needs_teacher`."""
+        return {}
+
+    def after_backward(self, model: nn.Module, weights: Weights) -> dict[str, Tensor]:
+        """Terms in parameter space: add their gradient to `p.grad` and return their values by name."""
+        return {}
+
+    def end_step(self, model: nn.Module) -> None:
+        """Called once after the last iteration of a step."""
+
+    def state_dict(self) -> dict[str, Any]:
+        """What a resumed step or the next one needs: tensors, numbers, text and dicts of them."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state:
+            raise ValueError(f"method {self.name!r} keeps no state, but the checkpoint holds {sorted(state)}")
+
+
+def published_strength(name: str, protocol: str) -> float:
+    strength = METHODS[name].strength
+    if isinstance(strength, dict):
+        strength = strength.get(protocol, strength["default"])
+    return float(strength)
+
+
+def make_method(name: str, cross_entropy: str = "all", options: dict[str, Any] | None = None) -> Method:
+    if name not in METHODS:
+        raise ValueError(f"method.name: {name!r} is not one of {', '.join(sorted(METHODS))}")
+    return METHODS[name](cross_entropy, **(options or {}))
+
+
+class Descent:
+    """Plain training: every iteration descends l_seg + lambda R."""
+
+    def __init__(self, keep: float = 1.0):
+        self.lambda_a = keep
+
+    def __call__(self, iteration: int, total: int) -> Weights:
+        """The weights of update number `iteration` (from 1, as in Algorithm 1) out of `total`."""
+        return Weights(learn=1.0, keep=self.lambda_a)
+
+    def boundary(self, total: int) -> int:
+        """The last iteration of normal training."""
+        return total
+
+    def batch_of(self, iteration: int, total: int) -> int:
+        """Which batch of the step's stream (from 1) the iteration trains on."""
+        return iteration
+
+    def schedule_iteration(self, iteration: int, total: int) -> int:
+        """The iteration whose learning rate is used."""
+        return iteration
+
+    def prepare(self, optimizer: Optimizer, iteration: int, total: int) -> None:
+        """Called before each update, for what a phase changes in the optimizer itself."""

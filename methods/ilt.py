@@ -1,0 +1,22 @@
+"""ILT, Incremental Learning Techniques (Michieli and Zanuttigh 2019): distil the output and the body's features.
+
+Both terms have weight 100 in MiB's experiments; `feature_ratio` is the weight of the second relative to the first.
+"""
+
+from torch import Tensor
+
+from methods import losses
+from methods.base import Method, register
+
+
+@register("ilt")
+class ILT(Method):
+    needs_teacher = True
+    strength = 100.0
+    options = {"feature_ratio": 1.0}
+
+    def retention_losses(self, student, teacher) -> dict[str, Tensor]:
+        return {
+            "distillation": losses.distillation(student.logits, teacher.logits),
+            "features": self.feature_ratio * losses.feature_distillation(student.features, teacher.features),
+        }

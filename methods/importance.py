@@ -1,0 +1,116 @@
+"""What EWC, PI and RW share: a quadratic pull towards the old parameters, weighed by how much each one mattered.
+
+    R = sum_i omega_i (theta_i - anchor_i)^2        over the parameters of the old model
+
+`omega` is a statistic gathered while the old classes were learned, min-max normalised per tensor. The gradient of R is
+added in closed form after the data terms' backward pass: the observers read clean data gradients, no second graph is
+built, and the hooks of DistributedDataParallel fire once.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from methods.base import Method, Weights
+
+Tensors = dict[str, Tensor]
+
+
+class ImportanceMethod(Method):
+    """A subclass names its `statistics` (dicts of tensors by parameter name) and says how they are observed and used."""
+
+    statistics: tuple[str, ...] = ()
+
+    def __init__(self, cross_entropy: str = "all", **options: Any):
+        super().__init__(cross_entropy, **options)
+        self.omega: Tensors = {}
+        self.anchor: Tensors = {}
+        for name in self.statistics:
+            setattr(self, name, {})
+
+    def observe(self, parameters: Tensors, gradients: Tensors, sign: float) -> None:
+        """Update the statistics from the gradients of sign * l_seg at the present parameters."""
+        raise NotImplementedError
+
+    def importance(self, parameters: Tensors) -> Tensors:
+        """omega, from the statistics at the end of a step."""
+        raise NotImplementedError
+
+    def begin_step(self, model: nn.Module, step) -> None:
+        super().begin_step(model, step)
+        self.anchor = snapshot({name: p for name, p in trainable(model).items() if name in self.omega})
+
+    def end_step(self, model: nn.Module) -> None:
+        self.omega = self.importance(trainable(model))
+
+    @torch.no_grad()
+    def after_backward(self, model: nn.Module, weights: Weights) -> dict[str, Tensor]:
+        parameters = trainable(model)
+        if weights.learn != 0:
+            self.observe(parameters, {name: p.grad for name, p in parameters.items()}, weights.learn)
+        if not self.anchor:
+            return {}
+        moved, pull, value = self._pull(parameters)
+        torch._foreach_add_([parameters[name].grad for name in moved], pull, alpha=2 * weights.keep)
+        return {"penalty": value}
+
+    @torch.no_grad()
+    def penalty(self, model: nn.Module) -> Tensor:
+        """R at the present parameters."""
+        return self._pull(trainable(model))[2] if self.anchor else torch.zeros(())
+
+    def _pull(self, parameters: Tensors) -> tuple[list[str], list[Tensor], Tensor]:
+        """Names, omega * (theta - anchor), and R."""
+        names = list(self.anchor)
+        distance = torch._foreach_sub(aligned(parameters, self.anchor), list(self.anchor.values()))
+        pull = torch._foreach_mul(distance, aligned(self.omega, self.anchor))
+        value = torch.stack(
+            [torch.dot(a.flatten(), b.flatten()) for a, b in zip(pull, distance, strict=True)]
+        ).sum()
+        return names, pull, value
+
+    def state_dict(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("omega", "anchor", *self.statistics)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        expected = {"omega", "anchor", *self.statistics}
+        if set(state) != expected:
+            raise ValueError(
+                f"method {self.name!r} needs the statistics {sorted(expected)}, the checkpoint holds {sorted(state)}: "
+                "start from a step that was trained with this method"
+            )
+        for name, value in state.items():
+            setattr(self, name, value)
+
+
+def trainable(model: nn.Module) -> Tensors:
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def snapshot(tensors: Tensors) -> Tensors:
+    return {name: t.detach().clone() for name, t in tensors.items()}
+
+
+def min_max(tensors: Tensors) -> Tensors:
+    """(m - min) / (max - min + 1e-8) per tensor."""
+    return {name: (t - t.min()) / (t.max() - t.min() + 1e-8) for name, t in tensors.items()}
+
+
+def extend(statistic: Tensors, parameters: Tensors, value: float) -> None:
+    """Start parameters the statistic does not know yet (all at step 0, the new classifier later) at `value`."""
+    for name, p in parameters.items():
+        if name not in statistic:
+            statistic[name] = torch.full_like(p, value, requires_grad=False)
+
+
+def aligned(tensors: Tensors, like: Tensors) -> list[Tensor]:
+    """The tensors in the order of `like`, for the foreach kernels."""
+    return [tensors[name] for name in like]
+
+
+def update_fisher(fisher: Tensors, gradients: Tensors, decay: float) -> None:
+    """F <- a g^2 + (1 - a) F. The square forgets the sign of an ascent."""
+    information, g = aligned(fisher, gradients), list(gradients.values())
+    torch._foreach_mul_(information, 1 - decay)
+    torch._foreach_addcmul_(information, g, g, value=decay)

@@ -1,0 +1,89 @@
+"""The losses of every method, as pure functions.
+
+Shapes: `logits` and `student` are (B, C, H, W) with C = C_old + C_new, background first; `teacher` is (B, C_old, H, W);
+`labels` is (B, H, W) with IGNORE_INDEX for void. p = softmax(student), q = softmax(teacher). All work in log space and none
+builds a probability tensor over all C classes.
+"""
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from data.protocols import IGNORE_INDEX
+
+
+def cross_entropy(logits: Tensor, labels: Tensor, mean_over: str = "all") -> Tensor:
+    """-log p_y, averaged over all pixels (MiB's code: void counts in the denominator) or over the valid ones."""
+    total = F.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum")
+    return total / _num_pixels(labels, mean_over)
+
+
+def unbiased_cross_entropy(logits: Tensor, labels: Tensor, num_old: int, mean_over: str = "all") -> Tensor:
+    """MiB Eq. 5: an old label says only "one of the old classes": -log sum_{c < num_old} p_c; a new one is plain CE.
+
+    At step 0 the background is the only old class (num_old = 1) and this is cross_entropy.
+    """
+    everything = logits.logsumexp(dim=1, keepdim=True)
+    any_old = logits[:, :num_old].logsumexp(dim=1, keepdim=True)
+    log_p = torch.cat((any_old, logits[:, num_old:]), dim=1) - everything
+    merged = torch.where(labels == IGNORE_INDEX, labels, (labels - (num_old - 1)).clamp(min=0))
+    total = F.nll_loss(log_p, merged, ignore_index=IGNORE_INDEX, reduction="sum")
+    return total / _num_pixels(labels, mean_over)
+
+
+def distillation(student: Tensor, teacher: Tensor) -> Tensor:
+    """LwF: -(1/C_old) sum_{c < C_old} q_c log softmax(student[:, :C_old])_c, averaged over pixels."""
+    num_old = teacher.shape[1]
+    log_p = student[:, :num_old].log_softmax(dim=1)
+    return -(teacher.softmax(dim=1) * log_p).sum(dim=1).mean() / num_old
+
+
+def unbiased_distillation(student: Tensor, teacher: Tensor) -> Tensor:
+    """MiB Eq. 8: the teacher's background q_0 is matched by the student's background and new classes together.
+
+    -(1/C_old) [ q_0 log(p_0 + sum_new p_c) + sum_{1 <= c < C_old} q_c log p_c ], averaged over pixels.
+    """
+    num_old = teacher.shape[1]
+    everything = student.logsumexp(dim=1, keepdim=True)
+    background = torch.cat((student[:, :1], student[:, num_old:]), dim=1).logsumexp(dim=1, keepdim=True)
+    log_p = torch.cat((background, student[:, 1:num_old]), dim=1) - everything
+    return -(teacher.softmax(dim=1) * log_p).sum(dim=1).mean() / num_old
+
+
+def binary_cross_entropy(logits: Tensor, labels: Tensor, mean_over: str = "all") -> Tensor:
+    """LwF-MC: one sigmoid per class, binary cross-entropies summed over classes and averaged over pixels."""
+    valid = labels != IGNORE_INDEX
+    one_hot = torch.zeros_like(logits)
+    one_hot.scatter_(1, labels.where(valid, 0).unsqueeze(1), 1.0)
+    per_pixel = F.binary_cross_entropy_with_logits(logits, one_hot, reduction="none").sum(dim=1)
+    return (per_pixel * valid).sum() / _num_pixels(labels, mean_over)
+
+
+def binary_distillation(student: Tensor, teacher: Tensor) -> Tensor:
+    """LwF-MC: sum over old classes of BCE(student, sigmoid(teacher)), averaged over pixels."""
+    old = student[:, : teacher.shape[1]]
+    return F.binary_cross_entropy_with_logits(old, teacher.sigmoid(), reduction="none").sum(dim=1).mean()
+
+
+def feature_distillation(student: Tensor, teacher: Tensor) -> Tensor:
+    """ILT: mean squared difference of the body's features, in single precision at least."""
+    dtype = torch.promote_types(student.dtype, torch.float32)
+    return F.mse_loss(student.to(dtype), teacher.to(dtype))
+
+
+def _num_pixels(labels: Tensor, mean_over: str) -> Tensor | int:
+    """The denominator of a pixel mean.
+
+    Ranks average their gradients, so the valid pixels are counted over all of them: the mean over a global batch
+    does not depend on how it was cut.
+    """
+    if mean_over == "all":
+        return labels.numel()
+    if mean_over != "valid":
+        raise ValueError(f"mean_over is 'all' or 'valid', not {mean_over!r}")
+    count = (labels != IGNORE_INDEX).sum().float()
+    if dist.is_available() and dist.is_initialized():
+        dist.all_reduce(count)
+        count /= dist.get_world_size()
+    return count.clamp(min=1e-6)  # a batch that is void throughout has loss 0, not NaN
