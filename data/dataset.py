@@ -1,0 +1,177 @@
+"""What a data set is: class names and (picture, mask) pairs. Knows nothing of steps."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple
+
+IMAGE_SUFFIXES = (".jpg", ".jpeg", ".JPG", ".JPEG", ".png", ".PNG")
+MASK_SUFFIXES = (".png", ".PNG")
+SHOWN_PROBLEMS = 10
+
+
+class DataError(ValueError):
+    """Something about the user's data; the message says what, where, and what to do."""
+
+
+class Picture(NamedTuple):
+    name: str
+    image: Path
+    mask: Path
+
+
+@dataclass(frozen=True)
+class Dataset:
+    name: str
+    class_names: tuple[str, ...]  # the index is the class id; [0] is the background
+    train: list[Picture]
+    test: list[Picture]
+    notices: list[str] = field(default_factory=list)  # what the user should know about this copy
+    void_labels: frozenset[int] = frozenset()  # mask values beside 255 that evaluation ignores
+
+    @property
+    def num_classes(self) -> int:
+        return len(self.class_names)
+
+    def class_ids(self, classes: Iterable[int | str]) -> list[int]:
+        """Ids of classes given by name or id."""
+        ids = []
+        for wanted in classes:
+            if isinstance(wanted, str) and wanted not in self.class_names:
+                raise DataError(
+                    f"data.steps names the class {wanted!r}, which {self.name} does not have; "
+                    f"choose from {', '.join(self.class_names[1:])}"
+                )
+            ids.append(self.class_names.index(wanted) if isinstance(wanted, str) else wanted)
+        return ids
+
+
+def raise_problems(headline: str, problems: Sequence[str]) -> None:
+    """One DataError for all problems, the first ten in full; nothing happens without problems."""
+    if problems:
+        lines = [f"{headline} ({len(problems):,} in all):", *problems[:SHOWN_PROBLEMS]]
+        if len(problems) > SHOWN_PROBLEMS:
+            lines.append(f"... and {len(problems) - SHOWN_PROBLEMS:,} more")
+        raise DataError("\n  ".join(lines))
+
+
+def find_base(root: str | Path | None, places: Iterable[str], needed: Sequence[str], what: str) -> Path:
+    """The first of `places` below `root` that holds every folder or file of `needed`."""
+    if root is None:
+        raise DataError(f"the place of {what} is not given; set data.root=<folder>")
+    root = Path(root).expanduser()
+    if not root.is_dir():
+        reason = "is not a folder" if root.exists() else "does not exist"
+        raise DataError(f"data.root={root} {reason}; set it to the folder that holds {what}")
+    bases = [root / place for place in places]
+    for base in bases:
+        if all((base / entry).exists() for entry in needed):
+            return base
+    raise DataError(
+        f"no {what} below data.root={root}: looked for {' and '.join(needed)} in "
+        f"{', '.join(str(base) for base in bases)}; set data.root to the folder that holds them"
+    )
+
+
+def read_lines(path: Path) -> list[str]:
+    """The lines of a text file without surrounding blanks; empty ones at the end are left out."""
+    try:
+        lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").split("\n")]
+    except (OSError, UnicodeDecodeError) as error:
+        raise DataError(f"{path}: cannot be read as text ({error}); make the file again") from error
+    while lines and not lines[-1]:
+        lines.pop()
+    if not lines:
+        raise DataError(f"{path}: the file is empty; write one entry per line")
+    return lines
+
+
+class FolderListing:
+    """Which files there are. Lists a folder once instead of asking the disk for every name."""
+
+    def __init__(self) -> None:
+        self._files: dict[str, set[str]] = {}
+
+    def files(self, folder: str) -> set[str]:
+        if folder not in self._files:
+            try:
+                self._files[folder] = set(os.listdir(folder))
+            except (OSError, ValueError):  # not there, or no possible name of a folder
+                self._files[folder] = set()
+        return self._files[folder]
+
+    def find(self, folders: Sequence[str], name: str, suffixes: Sequence[str]) -> Path | None:
+        """The first of folder/name + suffix that exists; `name` may hold folders itself."""
+        inner, _, tail = name.rpartition("/")
+        for folder in folders:
+            head = f"{folder}/{inner}" if inner else folder
+            files = self.files(head)
+            for suffix in suffixes:
+                if tail + suffix in files:
+                    return Path(f"{head}/{tail}{suffix}")
+        return None
+
+
+def read_list(
+    list_file: Path, base: Path, image_folders: Sequence[str], mask_folders: Sequence[str]
+) -> list[Picture]:
+    """The pictures of a list file, in ascending order of their names, so that the order of the lines is no matter.
+
+    A line holds either a name, looked for in the given folders of `base`, or the paths of a picture and its mask
+    below `base` (`/JPEGImages/x.jpg /SegmentationClassAug/x.png`, the leading slash means `base`).
+    """
+    listing = FolderListing()
+    absolute = base.absolute().as_posix()
+    image_folders = [str(base / folder) for folder in image_folders]
+    mask_folders = [str(base / folder) for folder in mask_folders]
+    pictures: dict[str, Picture] = {}
+    problems = []
+    for number, line in enumerate(read_lines(list_file), start=1):
+        where = f"{list_file}, line {number}"
+        entries = [_below(absolute, entry) for entry in line.split()]
+        if len(entries) not in (1, 2):
+            problems.append(
+                f"{where}: write one name, or a picture and its mask, without blanks in them: {line!r}"
+            )
+            continue
+        if None in entries:
+            problems.append(f"{where}: {line!r} leaves the data root; write paths below {base}")
+            continue
+        if len(entries) == 1:
+            name = _without_suffix(entries[0])
+            image = listing.find(image_folders, name, IMAGE_SUFFIXES)
+            mask = listing.find(mask_folders, name, MASK_SUFFIXES)
+            wanted = image_folders[0], mask_folders[0]
+        else:
+            # JPEGImages/x.jpg and the name x are the same picture
+            name = _without_suffix(entries[0]).split("/", maxsplit=1)[-1]
+            image, mask = (listing.find([str(base)], entry, [""]) for entry in entries)
+            wanted = tuple(str(base / entry) for entry in entries)
+        if image is None or mask is None:
+            missing = [
+                f"its {kind} ({place})"
+                for kind, path, place in zip(("picture", "mask"), (image, mask), wanted, strict=True)
+                if path is None
+            ]
+            problems.append(f"{where}: {name} lacks {' and '.join(missing)}; add the file or remove the line")
+        elif name in pictures:
+            problems.append(f"{where}: {name} is listed twice; remove one of the lines")
+        else:
+            pictures[name] = Picture(name, image, mask)
+    raise_problems("the list of pictures cannot be used", problems)
+    return [pictures[name] for name in sorted(pictures)]
+
+
+def _below(base: str, entry: str) -> str | None:
+    """A path of a list as a path relative to `base`; None when it would leave it."""
+    if "\0" in entry or ".." in entry.split("/"):
+        return None
+    return entry.removeprefix(base + "/").lstrip("/")
+
+
+def _without_suffix(entry: str) -> str:
+    stem, suffix = os.path.splitext(entry)
+    return stem if suffix in IMAGE_SUFFIXES else entry

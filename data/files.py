@@ -1,0 +1,90 @@
+"""Reading pictures and masks, writing files whole."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+from PIL import Image
+
+from data.dataset import DataError
+
+# how a whole file of each format ends
+_ENDINGS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
+
+
+@contextmanager
+def _reading(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except DataError:
+        raise
+    except FileNotFoundError as error:
+        raise DataError(f"{path}: the file is missing; put it back or remove it from its list") from error
+    except Exception as error:  # decoders fail in many ways on damaged files
+        raise DataError(f"{path}: cannot be read ({error}); fetch or make the file again") from error
+
+
+def read_image(path: Path) -> np.ndarray:
+    """The picture as H x W x 3 bytes."""
+    with _reading(path), Image.open(path) as image:
+        return np.array(image.convert("RGB"))
+
+
+def open_mask(path: Path) -> Image.Image:
+    """The decoded mask; its bytes are class numbers."""
+    with _reading(path), Image.open(path) as image:
+        image.load()
+        if image.mode in ("L", "P"):
+            return image
+        values = np.asarray(image)
+        if values.ndim == 3:
+            raise DataError(
+                f"{path}: a colour mask ({image.mode}) where class numbers are wanted; "
+                f"convert its folder: python -m scripts.convert_masks {shlex.quote(str(path.parent))}"
+            )
+        if values.min() < 0 or values.max() > 255:
+            raise DataError(f"{path}: holds the label {values.max()}; labels go up to 254, and 255 is void")
+        return Image.fromarray(values.astype(np.uint8))
+
+
+def read_mask(path: Path) -> np.ndarray:
+    """The mask as H x W bytes of class numbers."""
+    return np.asarray(open_mask(path))
+
+
+def image_size(path: Path) -> tuple[int, int]:
+    """Width and height from the header alone."""
+    with _reading(path), Image.open(path) as image:
+        return image.size
+
+
+def check_image(path: Path) -> tuple[int, int]:
+    """Width and height; a file whose last bytes are not its format's ending is decoded, to be sure."""
+    with _reading(path), path.open("rb") as file:
+        image = Image.open(file)
+        size = image.size
+        ending = _ENDINGS.get(image.format or "", b"")
+        file.seek(0, os.SEEK_END)
+        file.seek(max(0, file.tell() - len(ending)))
+        if not ending or file.read() != ending:
+            read_image(path)
+        return size
+
+
+def write_atomically(path: Path, content: bytes) -> None:
+    """All of the file or nothing, whatever happens meanwhile."""
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        os.chmod(temporary, 0o644)  # mkstemp makes files for the owner alone
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise

@@ -1,0 +1,134 @@
+"""What a step sees: which pictures, and which label each mask value becomes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data.dataset import DataError, Picture
+from data.files import read_image, read_mask
+from data.protocols import BACKGROUND, IGNORE_INDEX, Step
+from data.vision import torchvision
+
+MODES = ("disjoint", "overlapped", "sequential")
+
+
+def select_train(classes_per_picture: Sequence[frozenset[int]], step: Step, mode: str) -> list[int]:
+    """Positions of the training pictures of a step.
+
+    overlapped: any pixel of a new class. disjoint and sequential: besides, no pixel of a future class.
+    """
+    _check_choice("mode", mode, MODES)
+    new, seen = set(step.new), set(step.seen)
+    return [
+        position
+        for position, classes in enumerate(classes_per_picture)
+        if classes & new and (mode == "overlapped" or classes <= seen)
+    ]
+
+
+def select_test(classes_per_picture: Sequence[frozenset[int]], step: Step) -> list[int]:
+    """Positions of the test pictures with any pixel of a foreground class seen so far."""
+    seen = {*step.old, *step.new}
+    return [position for position, classes in enumerate(classes_per_picture) if classes & seen]
+
+
+def check_steps(
+    class_names: Sequence[str],
+    classes_per_picture: Sequence[frozenset[int]],
+    steps: Sequence[Step],
+    mode: str,
+) -> None:
+    """DataError when a step has a class that the data set does not know or that no picture of the step shows."""
+    for step in steps:
+        unknown = [class_id for class_id in step.new if class_id >= len(class_names)]
+        if unknown:
+            raise DataError(
+                f"step {step.index} learns class {unknown[0]}, but the data set has the classes "
+                f"1 to {len(class_names) - 1}; correct data.protocol or data.steps"
+            )
+        chosen = select_train(classes_per_picture, step, mode)
+        shown = frozenset().union(*(classes_per_picture[position] for position in chosen))
+        missing = [f"{class_names[class_id]} ({class_id})" for class_id in step.new if class_id not in shown]
+        if missing:
+            raise DataError(
+                f"step {step.index} learns {', '.join(missing)}, but none of its {len(chosen):,} training pictures "
+                f"({mode}) shows that; add pictures, leave the class out or change data.mode"
+            )
+
+
+def train_table(step: Step, mode: str, void: str) -> np.ndarray:
+    """Mask value -> label for training. Old and future classes become background; sequential keeps the old."""
+    _check_choice("mode", mode, MODES)
+    _check_choice("void", void, ("background", "ignore"))
+    table = np.full(256, BACKGROUND, np.uint8)
+    kept = step.seen if mode == "sequential" else step.new
+    for class_id in kept:
+        table[class_id] = step.seen.index(class_id)
+    table[IGNORE_INDEX] = IGNORE_INDEX if void == "ignore" else BACKGROUND
+    return table
+
+
+def test_table(step: Step, unseen: str, void_labels: frozenset[int] = frozenset()) -> np.ndarray:
+    """Mask value -> label for evaluation. Unseen classes are ignored or become background; void is ignored."""
+    _check_choice("unseen", unseen, ("ignore", "background"))
+    table = np.full(256, IGNORE_INDEX if unseen == "ignore" else BACKGROUND, np.uint8)
+    for label, class_id in enumerate(step.seen):
+        table[class_id] = label
+    table[[IGNORE_INDEX, *void_labels]] = IGNORE_INDEX
+    return table
+
+
+test_table.__test__ = False  # pytest takes the name for a test
+
+
+class StepDataset(torch.utils.data.Dataset):
+    """Pictures with the labels of one step, taken by (epoch, position).
+
+    What `transform` draws at random depends on the seed, the epoch and the picture's name, and on nothing else: not on
+    the number of workers or ranks, nor on what was loaded before. Without a transform pictures stay as they are.
+    """
+
+    def __init__(
+        self, pictures: Sequence[Picture], table: np.ndarray, transform: Callable | None = None, seed: int = 0
+    ):
+        assert table.shape == (256,) and table.dtype == np.uint8
+        self.pictures, self.table, self.transform, self.seed = pictures, table, transform, seed
+
+    def __len__(self) -> int:
+        return len(self.pictures)
+
+    def __getitem__(self, item: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """uint8 picture (3, H, W) and uint8 labels (H, W)."""
+        epoch, position = item
+        picture = self.pictures[position]
+        pixels, mask = read_image(picture.image), read_mask(picture.mask)
+        if pixels.shape[:2] != mask.shape:
+            raise DataError(
+                f"{picture.mask}: is of another size than {picture.image}; make both the same size"
+            )
+        image, labels = torch.from_numpy(pixels).permute(2, 0, 1), torch.from_numpy(self.table[mask])
+        if self.transform is not None:
+            with torch.random.fork_rng(devices=[]):
+                # not torch.manual_seed, which would reach the generators of the GPUs as well
+                torch.default_generator.manual_seed(_seed_of(self.seed, epoch, picture.name))
+                image, labels = self.transform(
+                    torchvision.tv_tensors.Image(image), torchvision.tv_tensors.Mask(labels)
+                )
+        return image.as_subclass(Tensor).contiguous(), labels.as_subclass(Tensor).contiguous()
+
+
+def _seed_of(seed: int, epoch: int, name: str) -> int:
+    digest = hashlib.blake2b(
+        f"{seed} {epoch} {name}".encode("utf-8", "surrogateescape"), digest_size=8
+    ).digest()
+    return int.from_bytes(digest, "little")
+
+
+def _check_choice(what: str, value: str, choices: Sequence[str]) -> None:
+    if value not in choices:
+        raise ValueError(f"no {what} {value!r}; choose from {', '.join(choices)}")

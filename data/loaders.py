@@ -1,0 +1,130 @@
+"""Which pictures make which batch. Everything follows from the seed and the numbers of iteration and rank."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
+
+import torch
+from torch.utils.data import DataLoader
+
+from data.dataset import DataError
+from data.files import image_size
+from data.incremental import StepDataset
+
+Items = list[tuple[int, int]]  # (epoch, position) of each picture of a batch
+
+
+def iterations_per_epoch(num_pictures: int, batch_size: int, step: int | None = None) -> int:
+    """Full batches of one pass; the remaining pictures wait for the next permutation."""
+    iterations = num_pictures // batch_size
+    if iterations == 0:
+        where = "the training set" if step is None else f"step {step}"
+        raise DataError(
+            f"{where} has {num_pictures} training pictures, fewer than one batch of {batch_size}; "
+            "lower train.batch_size or add pictures"
+        )
+    return iterations
+
+
+class _TrainBatches:
+    """The micro-batches of one rank, in order."""
+
+    def __init__(self, count, batch_size, accumulate, iterations, batch_of, seed, rank, world):
+        self.count, self.batch_size, self.accumulate = count, batch_size, accumulate
+        self.iterations, self.batch_of, self.seed = list(iterations), batch_of, seed
+        self.rank, self.world = rank, world
+        self.epoch, self.order = None, []  # the permutation in use
+
+    def __len__(self) -> int:
+        return len(self.iterations) * self.accumulate
+
+    def __iter__(self) -> Iterator[Items]:
+        for iteration in self.iterations:
+            yield from self.micro_batches(iteration)
+
+    def micro_batches(self, iteration: int) -> list[Items]:
+        """What this rank trains on in one iteration, whenever asked."""
+        epoch, batch = divmod(self.batch_of(iteration) - 1, iterations_per_epoch(self.count, self.batch_size))
+        if epoch != self.epoch:
+            self.epoch, self.order = epoch, _permutation(self.count, self.seed, epoch)
+        part = self.batch_size // (self.world * self.accumulate)
+        starts = [
+            batch * self.batch_size + (micro * self.world + self.rank) * part
+            for micro in range(self.accumulate)
+        ]
+        return [[(epoch, position) for position in self.order[start : start + part]] for start in starts]
+
+
+def _permutation(count: int, seed: int, epoch: int) -> list[int]:
+    # The mixing keeps (seed, epoch) and (seed + 1, epoch - 1) apart.
+    generator = torch.Generator().manual_seed((seed * 1_000_003 + epoch) % 2**63)
+    return torch.randperm(count, generator=generator).tolist()
+
+
+def _identity(iteration: int) -> int:
+    return iteration
+
+
+def train_loader(
+    dataset: StepDataset,
+    *,
+    batch_size: int,
+    accumulate: int = 1,
+    iterations: Iterable[int],
+    batch_of: Callable[[int], int] = _identity,
+    seed: int = 0,
+    rank: int = 0,
+    world: int = 1,
+    workers: int = 0,
+    pin: bool = False,
+) -> DataLoader:
+    """All batches still to come in a step: `accumulate` micro-batches for each of `iterations` (counted from 1).
+
+    Iteration t uses the global batch number batch_of(t), also counted from 1; an epoch is a permutation of the
+    pictures. The global batch of `batch_size` pictures is cut into equal contiguous parts, one per rank and micro-batch.
+    """
+    if batch_size % (world * accumulate):
+        raise ValueError(
+            f"train.batch_size={batch_size} cannot be cut into {world} processes x {accumulate} micro-batches; "
+            f"make it a multiple of {world * accumulate}"
+        )
+    iterations_per_epoch(len(dataset), batch_size)  # complains here rather than at the first batch
+    batches = _TrainBatches(len(dataset), batch_size, accumulate, iterations, batch_of, seed, rank, world)
+    return _loader(dataset, batches, workers, pin)
+
+
+def test_loader(
+    dataset: StepDataset,
+    *,
+    batch_size: int,
+    rank: int = 0,
+    world: int = 1,
+    workers: int = 0,
+    pin: bool = False,
+) -> DataLoader:
+    """Every picture once over all ranks: never padded, so ranks may differ by one picture, or have none at all.
+
+    Without a transform pictures differ in size: those of one size then make batches together.
+    """
+    groups = defaultdict(list)
+    for position in range(rank, len(dataset), world):
+        size = None if dataset.transform is not None else image_size(dataset.pictures[position].image)
+        groups[size].append((0, position))
+    batches = [
+        group[start : start + batch_size]
+        for group in groups.values()
+        for start in range(0, len(group), batch_size)
+    ]
+    return _loader(dataset, batches, workers, pin)
+
+
+test_loader.__test__ = False  # pytest takes the name for a test
+
+
+def _loader(dataset: StepDataset, batches: Iterable[Items], workers: int, pin: bool) -> DataLoader:
+    # Workers run torch with one thread (PyTorch sees to that). A generator of its own, or the loader would draw the
+    # workers' seeds, which nothing here uses, from the caller's.
+    return DataLoader(
+        dataset, batch_sampler=batches, num_workers=workers, pin_memory=pin, generator=torch.Generator()
+    )

@@ -1,0 +1,128 @@
+"""One table over several runs, and a picture: how the old classes fade step by step, and what the networks see at the end.
+
+python -m scripts.compare runs/ft runs/mib runs/mib-altersgd --picture comparison.png
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from configs.schema import load_config
+from data import DataError, load_dataset
+from data.files import read_image, read_mask
+from data.protocols import Step, protocol_steps, steps_from_lists
+from data.transforms import normalise
+from metrics.continual import group_names
+from metrics.results import RunError, read_results
+from metrics.tables import format_table, percent
+from metrics.tensorboard import voc_palette
+from models import checkpoint
+from models.inference import predict
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("runs", nargs="+", type=Path, help="run folders (each holds a results.json)")
+    parser.add_argument("--picture", type=Path, help="write the picture here (.png)")
+    parser.add_argument("--examples", type=int, default=6, help="test pictures shown in it")
+    options = parser.parse_args(arguments)
+    try:
+        results = [load_results(run) for run in options.runs]
+        steps = [steps_of(run) for run in options.runs]
+        print(comparison(options.runs, results, steps[0]))
+        if options.picture:
+            draw(options.picture, options.runs, results, steps[0], options.examples)
+    except (RunError, DataError, checkpoint.CheckpointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def load_results(run: Path) -> list[dict]:
+    results = read_results(run / "results.json")
+    if not results or not results["steps"]:
+        raise RunError(
+            f"{run}: no results yet; train it with train.py run.folder={run.parent} run.name={run.name}"
+        )
+    return results["steps"]
+
+
+def steps_of(run: Path) -> list[Step]:
+    config = load_config([run / "config.yaml"])
+    if config.data.steps is None:
+        return protocol_steps(config.data.dataset, config.data.protocol)
+    dataset = load_dataset(config.data.dataset, config.data.root, config.data.train_list)
+    return steps_from_lists(map(dataset.class_ids, config.data.steps))
+
+
+def comparison(runs: list[Path], results: list[list[dict]], steps: list[Step]) -> str:
+    """mIoU in percent after the last step, in both conventions, beside what step 0 had reached."""
+    groups = group_names(steps)
+    header = ["run", f"step 0: {groups['old']}", groups["old"], groups["new"], "all"]
+    header += ["| with bg: old", "new", "all", "| forgetting", "steps"]
+    rows = []
+    for run, result in zip(runs, results, strict=True):
+        last = result[-1]
+        cells = [result[0]["miou"]["old"]]
+        cells += [
+            last[key][group] for key in ("miou", "miou_with_background") for group in ("old", "new", "all")
+        ]
+        cells += [last["mean_forgetting"]]
+        rows.append([run.name, *map(percent, cells), f"{len(result)}/{len(steps)}"])
+    return format_table(header, rows)
+
+
+def draw(
+    path: Path, runs: list[Path], results: list[list[dict]], steps: list[Step], num_examples: int
+) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    groups = group_names(steps)
+    panels = example_panels(runs, [len(r) - 1 for r in results], num_examples)
+    figure = pyplot.figure(figsize=(3.6 + 1.1 * len(panels[0]), 1.25 * len(panels)), layout="constrained")
+    left, right = figure.subfigures(1, 2, width_ratios=[3.6, 1.1 * len(panels[0])])
+    axis = left.subplots()
+    for run, result in zip(runs, results, strict=True):
+        axis.plot([100 * (r["miou"]["old"] or 0) for r in result], marker="o", label=run.name)
+    axis.set(xlabel="step", ylabel=f"mIoU of the old classes ({groups['old']}), %", ylim=(0, None))
+    axis.legend()
+    axis.grid(alpha=0.3)
+    titles = ["picture", "truth", *(run.name for run in runs)]
+    for row, cells in zip(right.subplots(len(panels), len(titles)), panels, strict=True):
+        for cell, title, image in zip(row, titles, cells, strict=True):
+            cell.imshow(image, interpolation="nearest")
+            cell.axis("off")
+            if cells is panels[0]:
+                cell.set_title(title, fontsize=9)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+
+
+@torch.inference_mode()
+def example_panels(runs: list[Path], last_steps: list[int], count: int) -> list[list[np.ndarray]]:
+    """For some test pictures of old and new classes: the picture, the truth, and what each run's last model sees."""
+    config = load_config([runs[0] / "config.yaml"])
+    dataset = load_dataset(config.data.dataset, config.data.root, config.data.train_list)
+    chosen = dataset.test[:: max(1, len(dataset.test) // count)][:count]
+    palette = voc_palette()
+    images = [read_image(picture.image) for picture in chosen]
+    panels = [[image, palette[read_mask(p.mask)]] for image, p in zip(images, chosen, strict=True)]
+    for run, step in zip(runs, last_steps, strict=True):
+        model, state = checkpoint.load_segmenter(run / f"step_{step}.pt")
+        model, ids = model.eval(), np.array(state["class_ids"])
+        for image, cells in zip(images, panels, strict=True):
+            batch = normalise(torch.from_numpy(image).permute(2, 0, 1)[None])
+            cells.append(palette[ids[predict(model, batch).argmax(dim=1)[0].numpy()]])
+    return panels
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,27 @@
+#!/usr/bin/env bash
+# Watch a network forget (FT), remember (LwF, MiB) and meet AlterSGD, on generated pictures, in minutes on a laptop CPU.
+#   bash scripts/quickstart.sh [key.sub=value ...]        overrides go to every run, for example train.seed=2
+# Started again it goes on where it stopped. RUNS (default runs/quickstart) is where everything is written.
+set -euo pipefail
+source "$(dirname "$0")/environment.sh"
+case "${1:-}" in -h | --help) sed -n '2,4s/^# //p' "$0"; exit 0 ;; esac
+
+install requirements.txt
+runs="${RUNS:-runs/quickstart}"
+"$PYTHON" -m data.shapes "$runs/shapes"
+
+train() { # name, then arguments of train.py
+  echo "== $1 =="
+  "$PYTHON" train.py configs/quickstart.yaml "data.root=$runs/shapes" "data.cache=$runs/cache" \
+    "run.folder=$runs" "run.name=$1" "${@:2}"
+}
+train step0 train.last_step=0 "$@"
+train ft "train.start_from=$runs/step0/step_0.pt" "$@"
+train lwf configs/methods/lwf.yaml "train.start_from=$runs/step0/step_0.pt" "$@"
+train mib configs/methods/mib.yaml "train.start_from=$runs/step0/step_0.pt" "$@"
+train mib-altersgd configs/methods/mib.yaml configs/altersgd.yaml "train.start_from=$runs/step0/step_0.pt" "$@"
+
+echo
+"$PYTHON" -m scripts.compare "$runs"/{ft,lwf,mib,mib-altersgd} --picture "$runs/quickstart.png"
+echo
+echo "The picture is $runs/quickstart.png. To watch the curves:  ${PYTHON%/python}/tensorboard --logdir $runs"

@@ -1,0 +1,88 @@
+import os
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+COLOURS = [(250, 250, 120), (250, 60, 60), (60, 250, 60), (60, 60, 250), (250, 60, 250)]
+
+torch.set_num_threads(1)  # the suite runs several processes side by side
+
+
+@pytest.fixture(scope="session")
+def shared() -> Path:
+    """Real pictures, lists and weights, where somebody has them."""
+    place = os.environ.get("ALTERSGD_SHARED")
+    if not place:
+        pytest.skip("ALTERSGD_SHARED does not point to the shared data and weights")
+    return Path(place)
+
+
+def write_voc(
+    root: Path, train: list[list[int]], val: list[list[int]], size: int = 32, seed: int = 0
+) -> Path:
+    """A data set in VOC's layout: each picture shows a square of every listed class, in a colour of its own."""
+    rng = np.random.default_rng(seed)
+    for folder in ("JPEGImages", "SegmentationClassAug", "ImageSets/Segmentation"):
+        (root / folder).mkdir(parents=True, exist_ok=True)
+    for split, pictures in {"train_aug": train, "val": val}.items():
+        names = []
+        for number, classes in enumerate(pictures):
+            image = rng.integers(0, 80, (size, size, 3), dtype=np.uint8)
+            mask = np.zeros((size, size), dtype=np.uint8)
+            for c in classes:
+                side = size // 2
+                top, left = rng.integers(0, size - side, 2)
+                mask[top : top + side, left : left + side] = c
+                image[top : top + side, left : left + side] = (
+                    60 * c % 256,
+                    255 - 40 * c % 256,
+                    100 + 30 * c % 156,
+                )
+            mask[0] = 255
+            names.append(f"{split}_{number:03d}")
+            Image.fromarray(image).save(root / "JPEGImages" / f"{names[-1]}.jpg", quality=95)
+            Image.fromarray(mask).save(root / "SegmentationClassAug" / f"{names[-1]}.png")
+        (root / "ImageSets" / "Segmentation" / f"{split}.txt").write_text("\n".join(names) + "\n")
+    return root
+
+
+@pytest.fixture(scope="session")
+def toy_voc(tmp_path_factory) -> Path:
+    """Three classes; the steps [[1, 2], [3]] have 8 and 4 pictures."""
+    train = [[1], [2], [1, 2], [2], [1], [2], [1, 2], [1], [3], [3, 1], [3], [3, 2]]
+    return write_voc(tmp_path_factory.mktemp("toy_voc"), train, [[1, 2], [3], [2, 3], [1], [3, 1]])
+
+
+@pytest.fixture
+def toy_arguments(toy_voc, tmp_path):
+    """Arguments of train.py for a run of seconds; each call may add overrides."""
+
+    def arguments(*overrides: str, name: str = "run") -> list[str]:
+        return [
+            *(f"data.root={toy_voc}", "data.steps=[[1, 2], [3]]", "data.crop=32", "data.evaluate=full"),
+            *(
+                f"data.cache={tmp_path}/cache",
+                "data.workers=0",
+                "model.body=resnet_tiny",
+                "model.output_stride=8",
+            ),
+            *("model.head_channels=8", "model.dilations=[1, 2, 3]", "optim.lr=0.05", "optim.lr_later=0.02"),
+            *("train.epochs=2", "train.epochs_later=4", "train.batch_size=4", "train.evaluate_batch=4"),
+            *(f"run.folder={tmp_path}/runs", f"run.name={name}", "run.log_every=1", "run.pictures=1"),
+            *("train.device=cpu", "method.strength=10", *overrides),
+        ]
+
+    return arguments
+
+
+@pytest.fixture(autouse=True)
+def keep_signal_handlers():
+    """train.main listens to signals; a test must not leave that behind."""
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    yield
+    for number, handler in handlers.items():
+        signal.signal(number, handler)

@@ -1,0 +1,88 @@
+"""Two gloo ranks with half the batch each are one process with the whole batch."""
+
+import json
+import os
+import socket
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing as multiprocessing
+
+import train
+from metrics.confusion import ConfusionMatrix
+from models import checkpoint, parallel
+
+
+def free_port() -> int:
+    with socket.socket() as s:
+        s.bind(("127.0.0.1", 0))
+        return s.getsockname()[1]
+
+
+def become_rank(rank: int, world: int, port: int) -> None:
+    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
+    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
+    torch.set_num_threads(1)
+
+
+def train_rank(rank: int, world: int, port: int, arguments: list[str]) -> None:
+    become_rank(rank, world, port)
+    torch.set_default_dtype(torch.float64)
+    assert train.main(arguments) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["mib", "ewc"])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_two_ranks_end_with_the_weights_of_one_process(method, accumulate, toy_arguments, tmp_path):
+    options = (
+        f"method.name={method}",
+        "phase.name=altersgd",
+        "phase.p=0.5",
+        f"train.accumulate={accumulate}",
+    )
+    for world, name in ((1, "one"), (2, "two")):
+        # In one process the synchronised norm sees micro-batches of 4 / accumulate pictures, so cut alike for two.
+        arguments = toy_arguments(*options, name=name)
+        multiprocessing.spawn(train_rank, (world, free_port(), arguments), nprocs=world)
+    for step in (0, 1):
+        one, two = (checkpoint.load(tmp_path / f"runs/{name}/step_{step}.pt") for name in ("one", "two"))
+        worst = max((one["model"][k] - two["model"][k]).abs().max().item() for k in one["model"])
+        assert worst < 1e-9
+        for statistic, tensors in one["methods"].get(method, {}).items():
+            for name, tensor in tensors.items():
+                torch.testing.assert_close(
+                    tensor, two["methods"][method][statistic][name], rtol=1e-6, atol=1e-9
+                )
+    results = [json.loads((tmp_path / f"runs/{name}/results.json").read_text()) for name in ("one", "two")]
+    assert [s["confusion"] for s in results[0]["steps"]] == [s["confusion"] for s in results[1]["steps"]]
+    assert results[1]["environment"]["world_size"] == 2
+
+
+def sum_rank(rank: int, world: int, port: int, folder: Path) -> None:
+    become_rank(rank, world, port)
+    ranks = parallel.start_ranks("cpu")
+    matrix = ConfusionMatrix(3)
+    truth = torch.tensor([0, 1, 2, 255, 1])[rank::world]
+    matrix.update(truth, torch.tensor([0, 1, 1, 0, 2])[rank::world])
+    matrix.sum_over_ranks()
+    told = parallel.any_rank(ranks, rank == 1), parallel.any_rank(ranks, False)
+    assert told == (True, False)
+    assert parallel.gather_objects(ranks, rank * 10) == [0, 10]
+    torch.save(matrix.counts, folder / f"{rank}.pt")
+    parallel.stop_ranks()
+
+
+def test_confusion_matrices_add_up_over_ranks_without_duplicates(tmp_path):
+    multiprocessing.spawn(sum_rank, (2, free_port(), tmp_path), nprocs=2)
+    expected = torch.tensor([[1, 0, 0], [0, 1, 1], [0, 1, 0]])
+    for rank in range(2):
+        assert torch.equal(torch.load(tmp_path / f"{rank}.pt"), expected)
+
+
+def test_a_batch_that_the_ranks_cannot_share_is_refused(toy_arguments, capsys, monkeypatch):
+    alone = parallel.start_ranks("cpu")
+    pretended = parallel.Ranks(0, 3, 0, alone.device, None)
+    with pytest.raises(train.RunError, match="3 ranks"):
+        train.prepare_run(train.read_config(toy_arguments()), pretended, None)

@@ -1,0 +1,323 @@
+"""Algorithm 1 iteration by iteration, its options, and Theorem 1 measured on a smooth net."""
+
+import copy
+import math
+
+import pytest
+import torch
+from torch import nn
+from toys import STEPS, ToySegmenter, toy_batch, weighted_loss
+
+from methods.altersgd import AlterSGD, Consolidate, make_phase
+from methods.base import Descent, Weights, make_method
+
+
+def signs(phase, total: int) -> list[float]:
+    return [phase(t, total).learn for t in range(1, total + 1)]
+
+
+def keeps(phase, total: int) -> list[float]:
+    return [phase(t, total).keep for t in range(1, total + 1)]
+
+
+@pytest.mark.parametrize(
+    ("p", "total", "expected"),
+    [
+        (0.5, 8, "++++ +-+-"),
+        (0.5, 9, "++++ +-+-+"),
+        (0.5, 7, "+++ +-+-"),
+        (0.75, 4, "+++ +"),
+        (0.25, 4, "+ +-+"),
+        (0, 5, "+-+-+"),
+        (0, 6, "+-+-+-"),
+        (0, 1, "+"),
+        (1, 5, "+++++"),
+        (1, 1, "+"),
+        (0.99, 10, "+++++++++ +"),
+    ],
+)
+def test_the_sequence_of_descents_and_ascents(p, total, expected):
+    assert signs(AlterSGD(p, 1.0, 1.0), total) == [
+        {"+": 1.0, "-": -1.0}[sign] for sign in expected.replace(" ", "")
+    ]
+
+
+@pytest.mark.parametrize(("numerator", "denominator"), [(0, 1), (1, 3), (25, 30), (49, 50), (1, 1)])
+def test_the_phase_follows_algorithm_1(numerator, denominator):
+    phase = AlterSGD(numerator / denominator, 2.0, 3.0)
+    for total in range(1, 101):
+        boundary = (numerator * total) // denominator
+        assert phase.boundary(total) == boundary
+        for t in range(1, total + 1):
+            ascent = t > boundary and (t - boundary) % 2 == 0
+            assert phase(t, total) == (Weights(-1.0, 3.0) if ascent else Weights(1.0, 2.0))
+        assert (
+            signs(phase, total).count(-1.0) == (total - boundary) // 2
+        )  # an odd remainder ends on a descent
+
+
+@pytest.mark.parametrize(
+    ("p", "total", "boundary"),
+    # 0.29 * 100 = 28.999999999999996 and 0.57 * 100 = 56.99999999999999 in floats
+    [
+        (0.29, 100, 29),
+        (0.57, 100, 57),
+        (0.58, 100, 58),
+        ("25/30", 30, 25),
+        ("25/30", 480, 400),
+        (0.999, 1000, 999),
+    ],
+)
+@pytest.mark.parametrize(
+    "make", [lambda p: AlterSGD(p, 1.0, 1.0), lambda p: Consolidate(p, 1.0)], ids=["alter", "consolidate"]
+)
+def test_the_boundary_is_an_exact_floor(make, p, total, boundary):
+    assert make(p).boundary(total) == boundary
+
+
+def test_lambda_a_weighs_descents_and_lambda_b_ascents():
+    phase = AlterSGD(0.5, 10.0, 0.25)
+    assert keeps(phase, 8) == [10.0, 10.0, 10.0, 10.0, 10.0, 0.25, 10.0, 0.25]
+
+
+def test_descent_always_learns():
+    assert signs(Descent(7.0), 5) == [1.0] * 5
+    assert keeps(Descent(7.0), 5) == [7.0] * 5
+
+
+@pytest.mark.parametrize(("p", "learning"), [(0, 0), (0.29, 29), (0.5, 50), (1, 100)])
+def test_consolidate_stops_learning_after_the_boundary(p, learning):
+    phase = Consolidate(p, 4.0)
+    assert signs(phase, 100) == [1.0] * learning + [0.0] * (100 - learning)
+    assert keeps(phase, 100) == [4.0] * 100
+
+
+def test_lambdas_are_the_methods_strength_unless_given():
+    def made(**given):
+        return make_phase("altersgd", strength=100.0, step=1, p=0, **given)
+
+    assert keeps(made(), 2) == [100.0, 100.0]
+    assert keeps(made(lambda_a=7.0), 2) == [7.0, 100.0]
+    assert keeps(made(lambda_b=0.0), 2) == [100.0, 0.0]
+    assert keeps(make_phase("descent", strength=100.0, step=1), 2) == [100.0, 100.0]
+    assert keeps(make_phase("consolidate", strength=100.0, step=1), 2) == [100.0, 100.0]
+
+
+@pytest.mark.parametrize("name", ["altersgd", "consolidate"])
+def test_the_phase_starts_at_from_step(name):
+    last = {"altersgd": -1.0, "consolidate": 0.0}[name]
+    for from_step in (0, 1, 2):
+        for step in (0, 1, 2, 3):
+            phase = make_phase(name, strength=1.0, step=step, from_step=from_step, p=0.5)
+            assert phase(4, 4).learn == (last if step >= from_step else 1.0)
+    assert (
+        make_phase(name, strength=1.0, step=0, p=0.5)(4, 4).learn == 1.0
+    )  # step 0 is shared: from step 1 unless said
+    assert make_phase(name, strength=1.0, step=1, p=0.5)(4, 4).learn == last
+
+
+@pytest.mark.parametrize("p", [-0.1, 1.1, "31/30", float("nan")])
+def test_p_outside_the_unit_interval_is_refused(p):
+    with pytest.raises(ValueError):
+        AlterSGD(p, 1.0, 1.0)
+
+
+def test_an_unknown_phase_is_refused_with_the_choices():
+    with pytest.raises(ValueError, match=r"phase.name.*ascent.*altersgd"):
+        make_phase("ascent", strength=1.0, step=1)
+
+
+def test_a_phase_is_a_pure_function_of_the_iteration():
+    phase = AlterSGD(0.3, 1.0, 2.0)
+    forwards = [phase(t, 20) for t in range(1, 21)]
+    assert [phase(t, 20) for t in reversed(range(1, 21))] == forwards[::-1]
+
+
+# Options ------------------------------------------------------------------------------------------------------------
+
+
+def test_an_ascent_takes_the_next_batch_or_its_descents():
+    following, same = AlterSGD(0.5, 1.0, 1.0, batch="next"), AlterSGD(0.5, 1.0, 1.0, batch="same")
+    assert [following.batch_of(t, 9) for t in range(1, 10)] == list(range(1, 10))
+    for t in range(1, 10):
+        assert same.batch_of(t, 9) == (t - 1 if same(t, 9).learn < 0 else t)
+    assert [same.batch_of(t, 9) for t in range(1, 10)] == [1, 2, 3, 4, 5, 5, 7, 7, 9]
+
+
+def test_the_rate_may_hold_in_the_phase():
+    decay, hold = AlterSGD(0.5, 1.0, 1.0, lr="decay"), AlterSGD(0.5, 1.0, 1.0, lr="hold")
+    assert [decay.schedule_iteration(t, 9) for t in range(1, 10)] == list(range(1, 10))
+    assert [hold.schedule_iteration(t, 9) for t in range(1, 10)] == [1, 2, 3, 4, 5, 5, 5, 5, 5]
+    full = AlterSGD(1, 1.0, 1.0, lr="hold")
+    assert [full.schedule_iteration(t, 4) for t in range(1, 5)] == [1, 2, 3, 4]
+
+
+def two_groups() -> torch.optim.SGD:
+    torch.manual_seed(0)
+    groups = [{"params": [nn.Parameter(torch.randn(n, dtype=torch.float64))]} for n in (3, 2)]
+    return torch.optim.SGD(groups, lr=0.1, momentum=0.9, nesterov=True, weight_decay=0.1)
+
+
+def settings(phase, total: int, key: str) -> list[tuple[float, float]]:
+    optimizer = two_groups()
+    seen = []
+    for t in range(1, total + 1):
+        phase.prepare(optimizer, t, total)
+        seen.append(tuple(group[key] for group in optimizer.param_groups))
+    return seen
+
+
+def test_momentum_is_off_only_in_the_phase():
+    off, on = (0.0, 0.0), (0.9, 0.9)
+    assert settings(AlterSGD(0.5, 1.0, 1.0, momentum="off"), 7, "momentum") == [on] * 3 + [off] * 4
+    for momentum in ("keep", "reset"):
+        assert settings(AlterSGD(0.5, 1.0, 1.0, momentum=momentum), 7, "momentum") == [on] * 7
+
+
+def test_weight_decay_may_follow_the_sign():
+    decay, grow = (0.1, 0.1), (-0.1, -0.1)
+    signed = AlterSGD(0.5, 1.0, 1.0, weight_decay="signed")
+    assert settings(signed, 8, "weight_decay") == [decay] * 4 + [decay, grow, decay, grow]
+    assert settings(AlterSGD(0.5, 1.0, 1.0), 8, "weight_decay") == [decay] * 8
+
+
+def test_a_resumed_optimizer_is_prepared_as_the_running_one():
+    # Settings live in the checkpointed parameter groups: loading them in the middle of the phase must not compound.
+    phase = AlterSGD(0.5, 1.0, 1.0, momentum="off", weight_decay="signed")
+    optimizer = two_groups()
+    for t in range(1, 7):
+        phase.prepare(optimizer, t, 8)
+    assert optimizer.param_groups[0]["weight_decay"] < 0  # saved right after an ascent
+    resumed = two_groups()
+    resumed.load_state_dict(copy.deepcopy(optimizer.state_dict()))
+    fresh_phase = AlterSGD(0.5, 1.0, 1.0, momentum="off", weight_decay="signed")
+    for t in (7, 8):
+        phase.prepare(optimizer, t, 8)
+        fresh_phase.prepare(resumed, t, 8)
+        for running, loaded in zip(optimizer.param_groups, resumed.param_groups, strict=True):
+            assert (loaded["momentum"], loaded["weight_decay"]) == (
+                running["momentum"],
+                running["weight_decay"],
+            )
+
+
+def displacement(optimizer: torch.optim.Optimizer) -> list[torch.Tensor]:
+    """How far one step with gradients of one moves each parameter: shows what the momentum buffers hold."""
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    before = [p.detach().clone() for p in parameters]
+    for p in parameters:
+        p.grad = torch.ones_like(p)
+    optimizer.step()
+    return [p.detach() - b for p, b in zip(parameters, before, strict=True)]
+
+
+@pytest.mark.parametrize("momentum", ["keep", "reset"])
+def test_momentum_is_forgotten_exactly_at_the_start_of_the_phase(momentum):
+    phase, total = AlterSGD(0.5, 1.0, 1.0, momentum=momentum), 8
+    prepared, untouched = two_groups(), two_groups()
+    for t in range(1, total + 1):
+        phase.prepare(prepared, t, total)
+        if momentum == "reset" and t == phase.boundary(total) + 1:
+            untouched.state.clear()
+        for a, b in zip(displacement(prepared), displacement(untouched), strict=True):
+            assert torch.equal(a, b)
+
+
+def test_off_steps_are_plain_gradient_steps():
+    phase, optimizer = AlterSGD(0.5, 1.0, 1.0, momentum="off"), two_groups()
+    for group in optimizer.param_groups:
+        group["weight_decay"] = 0.0
+    for t in range(1, 9):
+        phase.prepare(optimizer, t, 8)
+        moved = torch.cat(displacement(optimizer))
+        plain = torch.full_like(moved, -0.1)
+        assert torch.allclose(moved, plain) == (t > 4)
+
+
+# Training -----------------------------------------------------------------------------------------------------------
+
+
+def trained(phase, method_name: str, total: int = 12) -> list[torch.Tensor]:
+    """The weights after a toy step 1 under the phase, with momentum, Nesterov, decay and the poly schedule."""
+    torch.manual_seed(3)
+    teacher = ToySegmenter(3)
+    model = copy.deepcopy(teacher)
+    model.add_classes(1)
+    method = make_method(method_name)
+    method.begin_step(model, STEPS[1])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True, weight_decay=1e-2)
+    for t in range(1, total + 1):
+        weights = phase(t, total)
+        for group in optimizer.param_groups:
+            group["lr"] = 0.1 * (1 - (phase.schedule_iteration(t, total) - 1) / total) ** 0.9
+        phase.prepare(optimizer, t, total)
+        images, labels = toy_batch(phase.batch_of(t, total), num_classes=4)
+        labels[(labels > 0) & (labels < 3)] = 0
+        optimizer.zero_grad()
+        weighted_loss(method, weights, model, images, labels, teacher).backward()
+        method.after_backward(model, weights)
+        optimizer.step()
+    return [p.detach() for p in model.parameters()]
+
+
+OPTIONS = {
+    "momentum": ("keep", "reset", "off"),
+    "batch": ("next", "same"),
+    "weight_decay": ("always", "signed"),
+    "lr": ("decay", "hold"),
+}
+
+
+@pytest.mark.parametrize("method", ["ft", "mib"])
+@pytest.mark.parametrize(
+    ("option", "value"), [(name, value) for name, values in OPTIONS.items() for value in values]
+)
+def test_p_one_is_descent_to_the_last_bit(method, option, value):
+    descent = trained(Descent(2.0), method)
+    full = trained(AlterSGD(1, 2.0, 5.0, **{option: value}), method)
+    assert all(torch.equal(a, b) for a, b in zip(descent, full, strict=True))
+
+
+@pytest.mark.parametrize(("option", "value"), [(name, values[1]) for name, values in OPTIONS.items()])
+def test_every_option_changes_training(option, value):
+    default = trained(AlterSGD(0.5, 2.0, 2.0), "mib")
+    changed = trained(AlterSGD(0.5, 2.0, 2.0, **{option: value}), "mib")
+    assert not all(torch.equal(a, b) for a, b in zip(default, changed, strict=True))
+    assert not all(torch.equal(a, b) for a, b in zip(default, trained(Descent(2.0), "mib"), strict=True))
+
+
+def pair_error(eta: float) -> float:
+    """|| (theta after a descent and an ascent) - theta + (eta^2 / 2) grad ||grad L||^2 || on a tanh MLP."""
+    torch.manual_seed(0)
+    net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    inputs, targets = torch.randn(16, 3, dtype=torch.float64), torch.randint(3, (16,))
+    parameters = list(net.parameters())
+
+    def loss():
+        return nn.functional.cross_entropy(net(inputs), targets)
+
+    gradient = torch.autograd.grad(loss(), parameters, create_graph=True)
+    flatness = torch.autograd.grad(sum((g * g).sum() for g in gradient), parameters)
+    predicted = torch.cat([-(eta**2) / 2 * f.flatten() for f in flatness])
+
+    start = torch.cat([p.detach().flatten() for p in parameters])
+    phase, optimizer = AlterSGD(0, 1.0, 1.0, batch="same"), torch.optim.SGD(parameters, lr=eta)
+    for t in (1, 2):
+        phase.prepare(optimizer, t, 2)
+        optimizer.zero_grad()
+        (phase(t, 2).learn * loss()).backward()
+        optimizer.step()
+    moved = torch.cat([p.detach().flatten() for p in parameters]) - start
+    assert predicted.norm() > 0
+    return (moved - predicted).norm().item()
+
+
+def test_theorem_1():
+    etas = [1e-2 * 2**-k for k in range(6)]
+    x = [math.log(eta) for eta in etas]
+    y = [math.log(pair_error(eta)) for eta in etas]
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    slope = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True)) / sum(
+        (a - mean_x) ** 2 for a in x
+    )
+    assert 2.9 <= slope <= 3.1

@@ -1,0 +1,298 @@
+"""The run as a whole, on three classes in 32-pixel pictures."""
+
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import train
+from methods import METHODS, PHASES
+from models import checkpoint
+
+ROOT = Path(train.__file__).parent
+
+
+def weights_of(folder: Path, step: int = 1) -> dict[str, torch.Tensor]:
+    return checkpoint.load(folder / f"step_{step}.pt")["model"]
+
+
+def assert_same_bits(a: dict, b: dict) -> None:
+    assert a.keys() == b.keys()
+    different = [name for name in a if not torch.equal(a[name], b[name])]
+    assert not different, different
+
+
+@pytest.mark.parametrize("phase", sorted(PHASES))
+@pytest.mark.parametrize("method", sorted(METHODS))
+def test_every_method_runs_under_every_phase(method, phase, toy_arguments, tmp_path):
+    arguments = toy_arguments(f"method.name={method}", f"phase.name={phase}", "phase.p=0.5")
+    assert train.main(arguments) == 0
+    results = json.loads((tmp_path / "runs/run/results.json").read_text())
+    assert [s["step"] for s in results["steps"]] == [0, 1]
+    assert all(v is None or 0 <= v <= 1 for s in results["steps"] for v in s["iou"].values())
+    state = checkpoint.load(tmp_path / "runs/run/step_1.pt")
+    assert all(t.isfinite().all() for t in state["model"].values())
+    instance = METHODS[method]()
+    if instance.state_dict():
+        instance.load_state_dict(state["methods"][method])
+        assert str(instance.state_dict()) == str(state["methods"][method])
+        assert set(instance.omega) == {name for name, _ in _parameters(tmp_path / "runs/run/step_1.pt")}
+    else:
+        assert state["methods"] == {}
+
+
+def _parameters(path):
+    return checkpoint.load_segmenter(path)[0].named_parameters()
+
+
+def test_results_hold_what_a_reader_needs(toy_arguments, tmp_path):
+    assert train.main(toy_arguments("method.name=mib")) == 0
+    folder = tmp_path / "runs/run"
+    results = json.loads((folder / "results.json").read_text())
+    assert results["config"]["method"] == {
+        "name": "mib",
+        "strength": 10.0,
+        "cross_entropy": "all",
+        "options": {},
+    }
+    assert {"torch", "python", "device", "world_size", "commit"} <= results["environment"].keys()
+    last = results["steps"][1]
+    assert last["classes"] == ["background", "aeroplane", "bicycle", "bird"] == list(last["iou"])
+    plain, background = last["miou"], last["miou_with_background"]
+    iou = last["iou"]
+    assert plain["old"] == pytest.approx((iou["aeroplane"] + iou["bicycle"]) / 2)
+    assert plain["new"] == background["new"] == pytest.approx(iou["bird"])
+    assert background["all"] == pytest.approx(sum(iou.values()) / 4)
+    first = results["steps"][0]["iou"]
+    assert last["forgetting"]["aeroplane"] == pytest.approx(first["aeroplane"] - iou["aeroplane"])
+    assert last["images"] == 4 and last["seconds"] > 0 and last["iterations"] == 4
+    assert (folder / "config.yaml").exists() and list(folder.glob("events.*"))
+
+
+def test_same_seed_same_bits_and_another_seed_others(toy_arguments, tmp_path):
+    common = ("method.name=mib", "phase.name=altersgd", "phase.p=0.5")
+    for name, extra in {
+        "a": (),
+        "b": ("data.workers=1",),
+        "c": ("data.workers=2",),
+        "d": ("train.seed=7",),
+    }.items():
+        assert train.main(toy_arguments(*common, *extra, name=name)) == 0
+    runs = {name: weights_of(tmp_path / "runs" / name) for name in "abcd"}
+    assert_same_bits(runs["a"], runs["b"])
+    assert_same_bits(runs["a"], runs["c"])
+    assert not torch.equal(runs["a"]["body.conv1.weight"], runs["d"]["body.conv1.weight"])
+
+
+def test_altersgd_with_p_1_is_descent_bit_for_bit(toy_arguments, tmp_path):
+    for name, extra in {
+        "plain": ("phase.name=descent",),
+        "alter": ("phase.name=altersgd", "phase.p=1"),
+    }.items():
+        assert train.main(toy_arguments("method.name=mib", *extra, name=name)) == 0
+    assert_same_bits(weights_of(tmp_path / "runs/plain"), weights_of(tmp_path / "runs/alter"))
+
+
+def test_altersgd_with_p_half_differs_from_descent_from_step_1_on(toy_arguments, tmp_path):
+    for name, extra in {
+        "plain": ("phase.name=descent",),
+        "alter": ("phase.name=altersgd", "phase.p=0.5"),
+    }.items():
+        assert train.main(toy_arguments("method.name=mib", *extra, name=name)) == 0
+    assert_same_bits(weights_of(tmp_path / "runs/plain", 0), weights_of(tmp_path / "runs/alter", 0))
+    one, other = weights_of(tmp_path / "runs/plain"), weights_of(tmp_path / "runs/alter")
+    assert not torch.equal(one["body.conv1.weight"], other["body.conv1.weight"])
+
+
+@pytest.mark.parametrize("method", ["mib", "ewc"])
+def test_starting_from_a_given_step_0_equals_one_unbroken_run(method, toy_arguments, tmp_path):
+    choose = f"method.name={method}"
+    assert train.main(toy_arguments(choose, name="whole")) == 0
+    assert train.main(toy_arguments(choose, "train.last_step=0", name="first")) == 0
+    start = f"train.start_from={tmp_path}/runs/first/step_0.pt"
+    assert train.main(toy_arguments(choose, start, name="rest")) == 0
+    assert_same_bits(weights_of(tmp_path / "runs/whole"), weights_of(tmp_path / "runs/rest"))
+    whole, rest = (json.loads((tmp_path / f"runs/{n}/results.json").read_text()) for n in ("whole", "rest"))
+    for a, b in zip(whole["steps"], rest["steps"], strict=True):
+        assert a["iou"] == b["iou"] and a["forgetting"] == b["forgetting"]
+
+
+def test_importance_methods_need_their_own_step_0(toy_arguments, tmp_path, capsys):
+    assert train.main(toy_arguments("method.name=ft", "train.last_step=0", name="first")) == 0
+    start = f"train.start_from={tmp_path}/runs/first/step_0.pt"
+    assert train.main(toy_arguments("method.name=ewc", start, name="rest")) == 2
+    assert "no statistics of 'ewc'" in capsys.readouterr().err
+
+
+def test_evaluate_only_scores_again_and_trains_nothing(toy_arguments, tmp_path):
+    assert train.main(toy_arguments("method.name=mib")) == 0
+    folder = tmp_path / "runs/run"
+    before = {p: p.stat().st_mtime_ns for p in folder.glob("step_*.pt")}
+    scores = json.loads((folder / "results.json").read_text())["steps"][1]["iou"]
+    again = toy_arguments(
+        "method.name=mib", "train.evaluate_only=true", "data.evaluate=slide", "data.evaluate_size=16"
+    )
+    assert train.main(again) == 0
+    assert before == {p: p.stat().st_mtime_ns for p in folder.glob("step_*.pt")}
+    assert json.loads((folder / "results.json").read_text())["steps"][1]["iou"] != scores
+
+
+def test_evaluate_only_without_a_model_says_what_is_missing(toy_arguments, capsys):
+    assert train.main(toy_arguments("train.evaluate_only=true")) == 2
+    assert "step_0.pt is missing" in capsys.readouterr().err
+
+
+def test_a_finished_run_is_not_trained_again(toy_arguments, tmp_path, capsys):
+    assert train.main(toy_arguments()) == 0
+    stamp = (tmp_path / "runs/run/step_1.pt").stat().st_mtime_ns
+    assert train.main(toy_arguments()) == 0
+    assert (tmp_path / "runs/run/step_1.pt").stat().st_mtime_ns == stamp
+
+
+def test_another_config_in_the_same_folder_is_refused_unless_forced(toy_arguments, capsys):
+    assert train.main(toy_arguments("train.last_step=0")) == 0
+    assert train.main(toy_arguments("optim.lr_later=0.03")) == 2
+    assert "optim.lr_later: 0.02 -> 0.03" in capsys.readouterr().err
+    assert train.main(toy_arguments("optim.lr_later=0.03", "run.force=true")) == 0
+
+
+@pytest.mark.parametrize("amp", ["bf16", "fp16"])
+def test_mixed_precision_stays_close_to_full(amp, toy_arguments, tmp_path):
+    if amp == "fp16" and not torch.cuda.is_available():
+        pytest.skip("fp16 with a gradient scaler needs a GPU")
+    assert train.main(toy_arguments("method.name=mib", name="full")) == 0
+    assert train.main(toy_arguments("method.name=mib", f"train.amp={amp}", name="mixed")) == 0
+    full, mixed = weights_of(tmp_path / "runs/full"), weights_of(tmp_path / "runs/mixed")
+    assert all(t.isfinite().all() and t.dtype == full[name].dtype for name, t in mixed.items())
+    one, other = full["body.conv1.weight"], mixed["body.conv1.weight"]
+    assert 0 < (one - other).norm() < 0.3 * one.norm()
+
+
+@pytest.fixture
+def double_precision():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def assert_close(a: dict, b: dict, tolerance: float) -> None:
+    worst = max((a[name] - b[name]).abs().max().item() for name in a)
+    assert worst < tolerance
+
+
+def test_memory_format_does_not_change_the_result(toy_arguments, tmp_path, double_precision):
+    assert train.main(toy_arguments("train.last_step=0", name="a")) == 0
+    assert train.main(toy_arguments("train.last_step=0", "train.channels_last=false", name="b")) == 0
+    assert_close(weights_of(tmp_path / "runs/a", 0), weights_of(tmp_path / "runs/b", 0), 1e-9)
+
+
+def test_accumulated_gradients_are_those_of_the_whole_batch(
+    toy_arguments, tmp_path, monkeypatch, double_precision
+):
+    """With the norms in eval mode a batch may be cut without any change, up to rounding."""
+    monkeypatch.setattr(torch.nn.Module, "train", lambda self, mode=True: _set_mode(self, False))
+    for name, parts in {"whole": 1, "cut": 2}.items():
+        assert train.main(toy_arguments("train.last_step=0", f"train.accumulate={parts}", name=name)) == 0
+    assert_close(weights_of(tmp_path / "runs/whole", 0), weights_of(tmp_path / "runs/cut", 0), 1e-12)
+
+
+def _set_mode(module, mode):
+    for part in module.modules():
+        part.training = mode
+    return module
+
+
+@pytest.mark.slow
+def test_compiled_losses_give_the_same_run(toy_arguments, tmp_path):
+    assert train.main(toy_arguments("method.name=mib", name="eager")) == 0
+    assert train.main(toy_arguments("method.name=mib", "train.compile_losses=true", name="compiled")) == 0
+    eager, compiled = weights_of(tmp_path / "runs/eager"), weights_of(tmp_path / "runs/compiled")
+    assert (eager["body.conv1.weight"] - compiled["body.conv1.weight"]).abs().max() < 1e-4
+
+
+@pytest.mark.slow
+def test_fine_tuning_forgets_and_distillation_keeps(toy_arguments, tmp_path):
+    """The point of it all, in miniature: the same step 0, the same later pictures, only the method differs."""
+    long = ("train.epochs=60", "train.epochs_later=40")
+    assert train.main(toy_arguments(*long, "train.last_step=0", name="first")) == 0
+    start = f"train.start_from={tmp_path}/runs/first/step_0.pt"
+    final = {}
+    for method in ("ft", "mib"):
+        choice = (f"method.name={method}", "method.strength=100")
+        assert train.main(toy_arguments(*long, *choice, start, name=method)) == 0
+        final[method] = json.loads((tmp_path / f"runs/{method}/results.json").read_text())["steps"]
+    assert final["ft"][0]["miou"]["old"] > 0.3
+    assert final["mib"][1]["miou"]["old"] > final["ft"][1]["miou"]["old"] + 0.1
+
+
+def test_config_errors_come_all_at_once_with_exit_code_2(capsys):
+    code = train.main(
+        ["optim.lrr=1", "method.name=mibb", "model.body=resnet100", "data.protocol=15-2", "train.seed=1.5"]
+    )
+    errors = capsys.readouterr().err
+    assert code == 2
+    for words in (
+        "optim.lrr",
+        "did you mean optim.lr",
+        "mibb",
+        "did you mean mib",
+        "resnet101",
+        "15-2",
+        "train.seed",
+    ):
+        assert words in errors
+    assert "Traceback" not in errors
+
+
+def test_unknown_method_option_is_a_config_error(capsys):
+    assert train.main(["method.name=ewc", "method.options.dekay=0.5"]) == 2
+    assert "it has: decay" in capsys.readouterr().err
+
+
+def test_missing_data_root_is_explained(capsys):
+    assert train.main(["configs/voc/15-1.yaml", "train.device=cpu"]) == 2
+    assert "data.root" in capsys.readouterr().err
+
+
+def test_a_batch_larger_than_a_step_is_refused_before_training(toy_arguments, tmp_path, capsys):
+    assert train.main(toy_arguments("train.batch_size=8")) == 2
+    message = capsys.readouterr().err
+    assert "step 1" in message and "train.batch_size" in message
+    assert not (tmp_path / "runs/run/step_0.pt").exists()
+
+
+def test_help_lists_every_choice():
+    text = subprocess.run(
+        [sys.executable, "train.py", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    for word in (
+        *METHODS,
+        *PHASES,
+        "15-1",
+        "100-50",
+        "resnet101",
+        "mobilenet_v2",
+        "optim.lr_later" and "lr_later",
+    ):
+        assert word in text
+
+
+def test_published_strengths():
+    expected = {"lwf": 100, "lwf_mc": 10, "ilt": 100, "ewc": 500, "rw": 100, "pi": 500, "mib": 10, "ft": 0}
+    for name, strength in expected.items():
+        config = train.read_config(["configs/voc/15-5.yaml", f"configs/methods/{name}.yaml"])
+        assert config.method.strength == strength
+    mib = ["configs/voc/15-1.yaml", "configs/methods/mib.yaml"]
+    assert train.read_config(mib).method.strength == 100
+    assert train.read_config([*mib, "method.strength=3"]).method.strength == 3
+
+
+def test_learning_rate_is_poly_from_the_full_rate_on():
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.01)
+    rates = [train.set_learning_rate(optimizer, t, 10, 0.9) for t in (1, 6, 10)]
+    assert rates == pytest.approx([0.01, 0.01 * 0.5**0.9, 0.01 * 0.1**0.9])
+    assert optimizer.param_groups[0]["lr"] == rates[-1] and math.isfinite(rates[-1])
