@@ -36,7 +36,7 @@ class AlterSGD(Descent):
         super().__init__(keep=lambda_a)
         self.lambda_b = lambda_a if lambda_b is None else lambda_b
         # 25/30 as a float is not 25/30: floor(pT) must not depend on the rounding of p.
-        self.p = Fraction(p).limit_denominator(100_000)
+        self.p = Fraction(p).limit_denominator(1_000_000)
         if not 0 <= self.p <= 1:
             raise ValueError(f"phase.p must lie in [0, 1], not {p}")
         self.momentum, self.batch, self.weight_decay, self.lr = momentum, batch, weight_decay, lr

@@ -75,8 +75,8 @@ def feature_distillation(student: Tensor, teacher: Tensor) -> Tensor:
 def _num_pixels(labels: Tensor, mean_over: str) -> Tensor | int:
     """The denominator of a pixel mean.
 
-    Ranks average their gradients, so the valid pixels are counted over all of them: the mean over a global batch
-    does not depend on how it was cut.
+    Ranks average their gradients, so the valid pixels are counted over all of them. With gradient accumulation the
+    micro-batches of an update still weigh alike, whatever their number of valid pixels.
     """
     if mean_over == "all":
         return labels.numel()

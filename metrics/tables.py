@@ -1,0 +1,60 @@
+"""Results as text for the terminal."""
+
+from collections.abc import Sequence
+
+
+def percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.1f}"
+
+
+def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """First column left-aligned, the others right-aligned, a rule under the header."""
+    widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
+
+    def line(cells: Sequence[str]) -> str:
+        return "  ".join(
+            [cells[0].ljust(widths[0]), *(c.rjust(w) for c, w in zip(cells[1:], widths[1:], strict=True))]
+        )
+
+    return "\n".join([line(header), "  ".join("-" * w for w in widths), *(line(row) for row in rows)])
+
+
+def step_table(results: Sequence[dict], groups: dict[str, str]) -> str:
+    """mIoU after each step in both conventions, forgetting and transfer: `results` as in results.json."""
+    header = [
+        "step",
+        groups["old"],
+        groups["new"],
+        "all",
+        "| with bg: old",
+        "new",
+        "all",
+        "| forgetting",
+        "transfer",
+        "average",
+    ]
+    rows = []
+    for result in results:
+        plain, background = result["miou"], result["miou_with_background"]
+        rows.append(
+            [str(result["step"])]
+            + [percent(plain[k]) for k in ("old", "new", "all")]
+            + [percent(background[k]) for k in ("old", "new", "all")]
+            + [
+                percent(result["mean_forgetting"]),
+                percent(result["backward_transfer"]),
+                percent(result["average"]["miou"]),
+            ]
+        )
+    return format_table(header, rows)
+
+
+def class_table(results: Sequence[dict]) -> str:
+    """IoU per class (rows) after each step (columns), and what was forgotten of each by the last."""
+    last = results[-1]
+    header = ["IoU", *(f"step {r['step']}" for r in results), "forgotten"]
+    rows = [
+        [name, *(percent(r["iou"].get(name)) for r in results), percent(last["forgetting"].get(name))]
+        for name in last["classes"]
+    ]
+    return format_table(header, rows)

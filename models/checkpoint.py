@@ -1,0 +1,155 @@
+"""Checkpoints that are either whole or not there.
+
+A file is written beside its place, flushed to the disk, read back and checked against the CRC-32 that torch's zip format
+keeps of every record, and only then renamed. `keep_previous` sets the file it replaces aside until then, and `load` falls
+back to it. Loading never executes code from a file (`weights_only`).
+"""
+
+import os
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from models.parallel import Ranks, gather_objects
+from models.segmenter import Segmenter, build_segmenter
+
+
+class CheckpointError(ValueError):
+    pass
+
+
+def previous_path(path: Path) -> Path:
+    return path.with_suffix(".previous" + path.suffix)
+
+
+def save(state: dict[str, Any], path: Path, keep_previous: bool = False) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        with open(temporary, "wb") as file:
+            torch.save(state, file)
+            file.flush()
+            os.fsync(file.fileno())
+        verify(temporary)
+        if keep_previous and path.exists():
+            os.replace(path, previous_path(path))
+        os.replace(temporary, path)
+        _sync_folder(path.parent)
+    except (OSError, RuntimeError, CheckpointError) as error:
+        raise CheckpointError(
+            f"{path}: the checkpoint could not be written ({error}). The one before it is untouched: "
+            "make room or repair the disk, then start the same command again"
+        ) from error
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+def verify(path: Path) -> None:
+    """Raise CheckpointError unless every record of the file matches its checksum."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            damaged = archive.testzip()
+    except (OSError, zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+        raise CheckpointError(f"{path}: not a whole checkpoint ({error})") from error
+    if damaged is not None:
+        raise CheckpointError(f"{path}: the record {damaged} does not match its checksum")
+
+
+def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+    if not path.is_file():
+        raise CheckpointError(f"{path}: no such checkpoint")
+    verify(path)
+    try:
+        return torch.load(path, map_location=device, weights_only=True)
+    except Exception as error:  # torch raises half a dozen unrelated types for files that are not ours
+        raise CheckpointError(f"{path}: not a checkpoint of this project ({_first_line(error)})") from error
+
+
+def load_newest(path: Path, device: torch.device | str, warn: Callable[[str], None]) -> dict[str, Any] | None:
+    """The checkpoint at `path`, or the one set aside before it if that one is damaged, or None."""
+    for candidate in (path, previous_path(path)):
+        if candidate.exists():
+            try:
+                return load(candidate, device)
+            except CheckpointError as error:
+                warn(f"{error}; falling back to an older state")
+    return None
+
+
+def network_description(model: Segmenter, **arguments: Any) -> dict[str, Any]:
+    """What `load_segmenter` needs beside the weights: the arguments of build_segmenter and the size of each classifier."""
+    return {"arguments": arguments, "classifiers": [c.out_channels for c in model.classifiers]}
+
+
+def load_segmenter(
+    path: Path, device: torch.device | str = "cpu", group: dist.ProcessGroup | None = None
+) -> tuple[Segmenter, dict[str, Any]]:
+    """The model of a step checkpoint, built as the file says, and everything else the file holds."""
+    state = load(path, device)
+    missing = {"step", "classes", "class_ids", "network", "model", "methods", "costs"} - state.keys()
+    if missing:
+        raise CheckpointError(
+            f"{path}: not a step checkpoint of this project (no {', '.join(sorted(missing))})"
+        )
+    model = build_segmenter(**state["network"]["arguments"], group=group)
+    for size in state["network"]["classifiers"]:
+        model.add_classes(size)
+    try:
+        model.load_state_dict(state.pop("model"))
+    except RuntimeError as error:
+        raise CheckpointError(f"{path}: the weights do not fit the network it names ({error})") from error
+    return model.to(device), state
+
+
+def save_training(path: Path, parts: dict[str, Any], ranks: Ranks, **position: Any) -> None:
+    """The state inside a step: every part's state_dict, the random generators of every rank, and where training stands."""
+    rng = gather_objects(ranks, random_state(ranks.device))
+    if ranks.is_main:
+        states = {name: part.state_dict() for name, part in parts.items()}
+        save({"parts": states, "rng": rng, "position": position}, path, keep_previous=True)
+
+
+def restore_training(
+    path: Path, parts: dict[str, Any], ranks: Ranks, say: Callable[[str], None], step: int
+) -> dict:
+    """Bring the parts back to the newest state inside `step` and return its position; {} if there is none."""
+    state = load_newest(path, ranks.device, say)
+    if state is None or state["position"]["step"] != step:
+        return {}
+    for name, part in parts.items():
+        part.load_state_dict(state["parts"][name])
+    if len(state["rng"]) == ranks.world:
+        set_random_state(state["rng"][ranks.rank], ranks.device)
+    else:
+        say(f"note: what ran on {len(state['rng'])} ranks goes on on {ranks.world}: not the same bits")
+    return state["position"]
+
+
+def random_state(device: torch.device) -> dict[str, Tensor]:
+    state = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        state["cuda"] = torch.cuda.get_rng_state(device)
+    return state
+
+
+def set_random_state(state: dict[str, Tensor], device: torch.device) -> None:
+    torch.set_rng_state(state["cpu"].cpu())
+    if "cuda" in state and device.type == "cuda":
+        torch.cuda.set_rng_state(state["cuda"].cpu(), device)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0]

@@ -1,0 +1,72 @@
+"""From pictures to class scores, in every convention of evaluation: whole pictures, sliding windows, flips and scales."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+STRIDE = 16  # pictures are padded to a multiple of the largest output stride, never stretched to it
+
+
+@torch.inference_mode()
+def predict(
+    model: nn.Module,
+    images: Tensor,
+    *,
+    window: int | None = None,
+    scales: Sequence[float] = (1.0,),
+    flip: bool = False,
+) -> Tensor:
+    """Class scores (B, C, H, W) of normalised pictures of any size.
+
+    One scale without flip gives the network's logits; otherwise the mean of softmax probabilities over all versions.
+    `window` slides a square of that side over the picture with half overlap.
+    """
+    forward = (lambda x: _slide(model, x, window)) if window else (lambda x: _padded(model, x))
+    if len(scales) == 1 and scales[0] == 1.0 and not flip:
+        return forward(images)
+    size = images.shape[-2:]
+    total = None
+    for scale in scales:
+        scaled = (
+            images
+            if scale == 1.0
+            else F.interpolate(images, scale_factor=scale, mode="bilinear", antialias=True)
+        )
+        for flipped in (False, True) if flip else (False,):
+            scores = forward(scaled.flip(-1)).flip(-1) if flipped else forward(scaled)
+            scores = (
+                F.interpolate(scores, size=size, mode="bilinear") if scores.shape[-2:] != size else scores
+            )
+            scores = scores.softmax(dim=1)
+            total = scores if total is None else total + scores
+    return total / (len(scales) * (2 if flip else 1))
+
+
+def _padded(model: Callable, images: Tensor) -> Tensor:
+    height, width = images.shape[-2:]
+    images = F.pad(images, (0, -width % STRIDE, 0, -height % STRIDE))  # zero is the mean colour
+    return model(images).logits[..., :height, :width]
+
+
+def _slide(model: Callable, images: Tensor, window: int) -> Tensor:
+    height, width = images.shape[-2:]
+    images = F.pad(images, (0, max(0, window - width), 0, max(0, window - height)))
+    padded_height, padded_width = images.shape[-2:]
+    total, hits = None, images.new_zeros(1, 1, padded_height, padded_width)
+    for top in _starts(padded_height, window):
+        for left in _starts(padded_width, window):
+            here = (..., slice(top, top + window), slice(left, left + window))
+            logits = _padded(model, images[here])
+            if total is None:
+                total = logits.new_zeros(*logits.shape[:2], padded_height, padded_width)
+            total[here] += logits
+            hits[here] += 1
+    return (total / hits)[..., :height, :width]
+
+
+def _starts(length: int, window: int) -> list[int]:
+    last = length - window
+    step = max(1, window // 2)
+    return sorted({*range(0, last, step), last})

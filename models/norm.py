@@ -1,0 +1,153 @@
+"""Activated batch normalisation: act(batch_norm(x) * (|weight| + eps) + bias), the unit the network is made of.
+
+Two implementations with the same function and the same state (weight, bias, running_mean, running_var):
+`abn`, pure PyTorch, twice differentiable, on any device; `iabn`, the memory-saving kernels of the package inplace-abn.
+Statistics go over all ranks of an explicit process `group`; without one every rank keeps to its own batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+NORMS = ("abn", "iabn")
+ACTIVATIONS = ("leaky_relu", "identity")
+LEAKY_SLOPE = 0.01
+EPS = 1e-5
+
+NormFactory = Callable[..., nn.Module]  # (num_features, activation="leaky_relu") -> norm
+
+
+def make_norm(kind: str, group: dist.ProcessGroup | None = None) -> NormFactory:
+    """The constructor (num_features, activation) of every norm in a network; `group` synchronises its statistics."""
+    if kind not in NORMS:
+        raise ValueError(f"unknown norm {kind!r}: model.norm is one of {', '.join(NORMS)}")
+    if group is not None and dist.get_world_size(group) == 1:
+        group = None
+    if kind == "abn":
+        return partial(ABN, group=group)
+    return _make_inplace_norm(group)
+
+
+def _make_inplace_norm(group: dist.ProcessGroup | None) -> NormFactory:
+    try:
+        import inplace_abn
+    except ImportError as error:
+        raise ValueError(
+            f"model.norm=iabn needs the package inplace-abn, which cannot be imported ({error}). Install it with "
+            "`SETUPTOOLS_SCM_PRETEND_VERSION=1.1.0 pip install --no-build-isolation inplace-abn==1.1.0`, "
+            "or use model.norm=abn, which computes the same"
+        ) from error
+    if group is None:
+        return partial(_inplace_norm, inplace_abn.InPlaceABN)
+    if not torch.cuda.is_available() or dist.get_backend(group) == "gloo":
+        raise ValueError(
+            "model.norm=iabn synchronises its statistics on CUDA devices only: "
+            "use model.norm=abn, or model.sync=false to keep the statistics of each process apart"
+        )
+    return partial(_inplace_norm, inplace_abn.InPlaceABNSync, group=group)
+
+
+def _inplace_norm(kernel, num_features: int, activation: str = "leaky_relu", **options) -> nn.Module:
+    norm = kernel(num_features, eps=EPS, activation=activation, activation_param=LEAKY_SLOPE, **options)
+    # The package counts batches and adds the count to what is loaded; without it the states of both norms are one.
+    norm.num_batches_tracked = None
+    norm.register_load_state_dict_pre_hook(_drop_batch_count)
+    return norm
+
+
+def _drop_batch_count(module: nn.Module, state: dict, prefix: str, *_) -> None:
+    state.pop(f"{prefix}num_batches_tracked", None)
+
+
+class ABN(nn.Module):
+    def __init__(
+        self,
+        num_features: int,
+        activation: str = "leaky_relu",
+        *,
+        eps: float = EPS,
+        momentum: float = 0.1,
+        group: dist.ProcessGroup | None = None,
+    ) -> None:
+        super().__init__()
+        if activation not in ACTIVATIONS:
+            raise ValueError(f"unknown activation {activation!r}: choose one of {', '.join(ACTIVATIONS)}")
+        self.num_features = num_features
+        self.activation = activation
+        self.eps = eps
+        self.momentum = momentum
+        self.group = group
+        self.weight = nn.Parameter(torch.ones(num_features))
+        self.bias = nn.Parameter(torch.zeros(num_features))
+        self.register_buffer("running_mean", torch.zeros(num_features))
+        self.register_buffer("running_var", torch.ones(num_features))
+
+    def forward(self, x: Tensor) -> Tensor:
+        scale = self.weight.abs() + self.eps
+        if self.training and self.group is not None:
+            x = self._synchronised_batch_norm(x, scale)
+        else:
+            x = F.batch_norm(
+                x,
+                self.running_mean,
+                self.running_var,
+                scale,
+                self.bias,
+                self.training,
+                self.momentum,
+                self.eps,
+            )
+        if self.activation == "leaky_relu":
+            # In place: neither batch_norm nor the sums below need their own output for the backward pass.
+            x = F.leaky_relu(x, LEAKY_SLOPE, inplace=True)
+        return x
+
+    def _synchronised_batch_norm(self, x: Tensor, scale: Tensor) -> Tensor:
+        """batch_norm over the union of all ranks' batches, which may differ in size."""
+        per_channel = (1, -1) + (1,) * (x.dim() - 2)
+        dims = [dim for dim in range(x.dim()) if dim != 1]
+        full = x.to(torch.promote_types(x.dtype, scale.dtype))  # never sum in half precision
+
+        sums = torch.cat([full.sum(dims), full.new_full((1,), x.numel() / x.shape[1])])
+        total, count = all_reduce_sum(sums, self.group).split([x.shape[1], 1])
+        mean = total / count
+        # The mean first, then the centred squares: E[x^2] - E[x]^2 would cancel digits.
+        centred = full - mean.view(per_channel)
+        var = all_reduce_sum(centred.square().sum(dims), self.group) / count
+
+        with torch.no_grad():
+            unbiased = var * (count / (count - 1).clamp(min=1))
+            self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
+            self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
+
+        scale = scale * torch.rsqrt(var + self.eps)
+        return (centred * scale.view(per_channel) + self.bias.view(per_channel)).to(x.dtype)
+
+    def extra_repr(self) -> str:
+        synchronised = ", synchronised" if self.group is not None else ""
+        return f"{self.num_features}, {self.activation}{synchronised}"
+
+
+def all_reduce_sum(x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    """Sum over the ranks of `group`; differentiable any number of times, every rank must take part in each."""
+    return _AllReduceSum.apply(x, group)
+
+
+class _AllReduceSum(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+        ctx.group = group
+        total = x.detach().clone(memory_format=torch.contiguous_format)
+        dist.all_reduce(total, group=group)
+        return total
+
+    @staticmethod
+    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+        # Each rank's input feeds every rank's output, so its gradient is the sum of theirs.
+        return _AllReduceSum.apply(grad, ctx.group), None

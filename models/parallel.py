@@ -1,0 +1,109 @@
+"""Ranks, devices, signals, and what the ranks exchange. One process without torchrun, or one per GPU (nccl) or per CPU share (gloo)."""
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import nn
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """This process among its peers. `group` is None when it is alone."""
+
+    rank: int
+    world: int
+    local_rank: int
+    device: torch.device
+    group: dist.ProcessGroup | None
+
+    @property
+    def is_main(self) -> bool:
+        return self.rank == 0
+
+
+def start_ranks(device: str = "auto", timeout_minutes: float = 30) -> Ranks:
+    """Join the process group that torchrun announces in the environment, if there is one."""
+    if device not in ("auto", "cpu", "cuda"):
+        raise ValueError(f"train.device: {device!r} is not one of auto, cpu, cuda")
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ValueError(
+            "train.device is cuda, but torch sees no GPU: check the driver and the torch build, or use cpu"
+        )
+    use_cuda = device != "cpu" and torch.cuda.is_available()
+    rank, world, local_rank = (
+        int(os.environ.get(k, d)) for k, d in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
+    )
+    if use_cuda:
+        torch.cuda.set_device(local_rank)
+    group = None
+    if "TORCHELASTIC_RUN_ID" in os.environ or world > 1:
+        dist.init_process_group("nccl" if use_cuda else "gloo", timeout=timedelta(minutes=timeout_minutes))
+        group = dist.group.WORLD if world > 1 else None
+    return Ranks(
+        rank, world, local_rank, torch.device("cuda", local_rank) if use_cuda else torch.device("cpu"), group
+    )
+
+
+def stop_ranks() -> None:
+    if dist.is_initialized():
+        dist.destroy_process_group()
+
+
+class StopRequest:
+    """SIGTERM and SIGINT ask the run to finish its iteration, save and leave; a second one ends it at once."""
+
+    def __init__(self) -> None:
+        self.requested = False
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, self._ask)
+
+    def _ask(self, number: int, frame) -> None:
+        self.requested = True
+        signal.signal(number, signal.SIG_DFL)
+
+
+@contextmanager
+def main_rank_first(ranks: Ranks) -> Iterator[None]:
+    """Let the first rank of each machine do the work that leaves a cache for its neighbours."""
+    if ranks.group is not None and ranks.local_rank != 0:
+        dist.barrier()
+    yield
+    if ranks.group is not None and ranks.local_rank == 0:
+        dist.barrier()
+
+
+def gather_objects(ranks: Ranks, value: Any) -> list[Any]:
+    """One value per rank, on every rank."""
+    if ranks.group is None:
+        return [value]
+    values = [None] * ranks.world
+    dist.all_gather_object(values, value)
+    return values
+
+
+def any_rank(ranks: Ranks, flag: bool) -> bool:
+    """True on every rank if it is true on one."""
+    if ranks.group is None:
+        return flag
+    told = torch.tensor(float(flag), device=ranks.device)
+    dist.all_reduce(told, op=dist.ReduceOp.MAX)
+    return bool(told.item())
+
+
+def wrap(model: nn.Module, ranks: Ranks) -> nn.Module:
+    """DistributedDataParallel where there are peers.
+
+    Every parameter takes part in every loss, so unused ones need not be looked for. Norm statistics that are not
+    synchronised follow rank 0, as the evaluated and saved model does.
+    """
+    if ranks.group is None:
+        return model
+    device_ids = [ranks.local_rank] if ranks.device.type == "cuda" else None
+    return nn.parallel.DistributedDataParallel(model, device_ids=device_ids, gradient_as_bucket_view=True)

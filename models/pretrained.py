@@ -1,0 +1,281 @@
+"""Weights from elsewhere -> our names: torchvision's and InPlaceABN's ImageNet bodies, MiB-family step checkpoints.
+
+A file is only ever read as tensors (`weights_only`), fits completely or is refused, and the report says what was used.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from urllib.parse import urlparse
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from models.segmenter import Segmenter
+
+State = dict[str, Tensor]
+
+# torchvision writes the start of the file's sha256 into its name.
+_HASHED_NAME = re.compile(r"(?:resnet(?:18|34|50|101)|mobilenet_v2)-([0-9a-f]{8})\.pth")
+
+
+class WeightsError(ValueError):
+    """A weight file that cannot be used: what, where, what to do."""
+
+
+@dataclass(frozen=True)
+class Report:
+    source: str
+    format: str
+    matched: list[str] = field(repr=False)  # our names
+    ignored: list[str] = field(repr=False)  # the file's names
+    missing: list[str]  # our names the file does not hold; they keep their values
+
+    def __str__(self) -> str:
+        text = f"{self.source}: {self.format}, {len(self.matched)} tensors used"
+        for verb, names in (("ignored", self.ignored), ("not in the file", self.missing)):
+            if names:
+                text += f", {len(names)} {verb} ({_some(names)})"
+        return text
+
+
+def load_body_weights(segmenter: Segmenter, source: str | Path) -> Report:
+    """Fills the body from a file of any known format, or with source "imagenet" from torchvision's download."""
+    path = _imagenet_file(segmenter.body_name) if str(source) == "imagenet" else Path(source)
+    format_name, state, ignored = _body_part(path, _read(path))
+    _check_fits(path, format_name, state, _shapes(segmenter.body))
+    if format_name == "torchvision":
+        state = _without_signs(segmenter.body, state)
+    segmenter.body.load_state_dict(state)
+    missing = [name for name in segmenter.state_dict() if not name.startswith("body.")]
+    return Report(str(path), format_name, [f"body.{name}" for name in state], ignored, missing)
+
+
+def import_mib_checkpoint(path: str | Path, segmenter: Segmenter) -> Report:
+    """Fills body, head and classifiers from a step checkpoint of MiB, PLOP or their relatives.
+
+    Classifiers the segmenter does not have yet are added; those it has must be the file's first ones.
+    """
+    path = Path(path)
+    file = _read(path)
+    if not isinstance(file.get("model_state"), Mapping):
+        raise WeightsError(f"{path}: not a step checkpoint of the MiB family, it has no `model_state`")
+    state, ignored = _rename(_tensors(file["model_state"]), _name_from_mib)
+    sizes = _classifier_sizes(path, state)
+    present = [classifier.out_channels for classifier in segmenter.classifiers]
+    if present != sizes[: len(present)]:
+        raise WeightsError(
+            f"{path}: its classifiers have {sizes} classes, the segmenter's {present}: "
+            "use the protocol and the step of the checkpoint"
+        )
+    wanted = _shapes(segmenter)
+    for index, num in enumerate(sizes):
+        wanted[f"classifiers.{index}.weight"] = (num, segmenter.head.out_channels, 1, 1)
+        wanted[f"classifiers.{index}.bias"] = (num,)
+    _check_fits(path, "MiB", state, wanted)
+
+    for num in sizes[len(present) :]:
+        segmenter.add_classes(num)
+    segmenter.load_state_dict(state)
+    return Report(str(path), "MiB", list(state), ignored, [])
+
+
+# ---- reading ----------------------------------------------------------------------------------------------------------
+
+
+def _read(path: Path) -> dict:
+    if not path.is_file():
+        raise WeightsError(
+            f"{path}: no such file; model.pretrained is a path, or imagenet to download the weights"
+        )
+    hashed = _HASHED_NAME.fullmatch(path.name)
+    if hashed and not _sha256(path).startswith(hashed[1]):
+        raise WeightsError(
+            f"{path}: damaged, its sha256 does not start with {hashed[1]} as its name says; "
+            "get the file again, or rename it if its content was changed on purpose"
+        )
+    try:
+        with torch.serialization.safe_globals(_NUMPY_SCALARS):
+            content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged file can fail anywhere in the unpickler
+        if foreign := re.search(r"GLOBAL (\S+)", str(error)):
+            raise WeightsError(
+                f"{path}: refused, it holds objects ({foreign[1]}) that could run code when read; "
+                "save it again as a plain state_dict"
+            ) from error
+        raise WeightsError(
+            f"{path}: cannot be read, it is truncated or no PyTorch file; get it again"
+        ) from error
+    if not isinstance(content, Mapping):
+        raise WeightsError(f"{path}: holds a {type(content).__name__}, not a mapping of names to tensors")
+    return dict(content)
+
+
+# Step checkpoints keep their scores as NumPy numbers, which are data and run nothing when they are read.
+_numpy_scalar = np.float64().__reduce__()[0]
+_NUMPY_SCALARS = [
+    np.dtype,
+    *(type(np.dtype(kind)) for kind in (np.float64, np.float32, np.int64)),
+    (_numpy_scalar, "numpy._core.multiarray.scalar"),
+    (_numpy_scalar, "numpy.core.multiarray.scalar"),
+]
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _imagenet_file(body_name: str) -> Path:
+    """torchvision's file of this body in the cache of torch.hub, downloaded when it is not there."""
+    from data.vision import torchvision
+
+    if body_name not in torchvision.models.list_models():
+        raise WeightsError(
+            f"no ImageNet weights exist for {body_name}: set model.pretrained to null or to a path"
+        )
+    url = torchvision.models.get_model_weights(body_name)["IMAGENET1K_V1"].url
+    path = Path(torch.hub.get_dir(), "checkpoints", Path(urlparse(url).path).name)
+    if not path.exists():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            torch.hub.download_url_to_file(url, str(path), hash_prefix=_HASHED_NAME.fullmatch(path.name)[1])
+        except (OSError, RuntimeError) as error:
+            raise WeightsError(
+                f"{url}: cannot be downloaded ({error}); fetch it on another machine "
+                "and set model.pretrained to the path of the file"
+            ) from error
+    return path
+
+
+# ---- names ------------------------------------------------------------------------------------------------------------
+
+
+def _tensors(state: Mapping) -> State:
+    """The tensors under their names without the `module.` of a distributed wrapper; our norms count no batches."""
+    return {
+        name.removeprefix("module."): value
+        for name, value in state.items()
+        if isinstance(value, Tensor) and not name.endswith(".num_batches_tracked")
+    }
+
+
+def _body_part(path: Path, file: dict) -> tuple[str, State, list[str]]:
+    """(format, body tensors under our names, other names of the file)."""
+    for key in ("model_state", "state_dict"):
+        if isinstance(file.get(key), Mapping):
+            file = file[key]
+    tensors = _tensors(file)
+    if "conv1.weight" in tensors or "features.0.0.weight" in tensors:
+        format_name, rename = "torchvision", _name_from_torchvision
+    elif "mod1.conv1.weight" in tensors:
+        format_name, rename = "InPlaceABN", _name_from_iabn
+    elif "body.mod1.conv1.weight" in tensors:
+        format_name, rename = "MiB", _body_name_from_mib
+    else:
+        raise WeightsError(
+            f"{path}: no known body in it (its names: {_some(tensors) or 'none'}); expected are a torchvision "
+            "ResNet or MobileNetV2, an InPlaceABN ResNet, or a step checkpoint of the MiB family"
+        )
+    return format_name, *_rename(tensors, rename)
+
+
+def _rename(tensors: State, rename: Callable[[str], str | None]) -> tuple[State, list[str]]:
+    """(tensors under their new names, old names of those without one)."""
+    names = {name: rename(name) for name in tensors}
+    state = {new: tensors[name] for name, new in names.items() if new is not None}
+    return state, [name for name, new in names.items() if new is None]
+
+
+def _name_from_torchvision(name: str) -> str | None:
+    # The classifier, and MobileNetV2's last layer, which our body leaves out.
+    return None if name.startswith(("fc.", "classifier.", "features.18.")) else name
+
+
+def _name_from_iabn(name: str) -> str | None:
+    """mod2.block1.convs.conv1.weight -> layer1.0.conv1.weight; None for what is not of the body."""
+    if match := re.fullmatch(r"mod1\.((?:conv1|bn1)\.\w+)", name):
+        return match[1]
+    if match := re.fullmatch(r"mod([2-5])\.block(\d+)\.(?:convs\.)?(\w+)\.(\w+)", name):
+        stage, block, unit, tensor = match.groups()
+        unit = {"proj_conv": "downsample.0", "proj_bn": "downsample.1"}.get(unit, unit)
+        return f"layer{int(stage) - 1}.{int(block) - 1}.{unit}.{tensor}"
+    return None
+
+
+def _name_from_mib(name: str) -> str | None:
+    part, _, rest = name.partition(".")
+    if part == "body":
+        ours = _name_from_iabn(rest)
+        return ours and f"body.{ours}"
+    return {"head": f"head.{rest}", "cls": f"classifiers.{rest}"}.get(part)
+
+
+def _body_name_from_mib(name: str) -> str | None:
+    return _name_from_iabn(name.removeprefix("body."))
+
+
+def _classifier_sizes(path: Path, state: State) -> list[int]:
+    """Classes per step, from classifiers.0.weight, classifiers.1.weight, ..."""
+    sizes = []
+    while (weight := state.get(f"classifiers.{len(sizes)}.weight")) is not None:
+        sizes.append(len(weight))
+    if not sizes:
+        raise WeightsError(f"{path}: no classifier in it (`cls.0.weight`); it is not a trained step")
+    return sizes
+
+
+# ---- values -----------------------------------------------------------------------------------------------------------
+
+
+def _without_signs(body: nn.Module, state: State) -> State:
+    """Plain batch norms, scaled by w, as ours, scaled by |w| + eps: the same function.
+
+    w (conv(x) - mean) = |w| (-conv(x) + mean) for w < 0, so the filter and the mean change their sign.
+    Only a scale below eps has no exact counterpart and becomes eps; its weight stays above 0, where |w| has a gradient.
+    """
+    state = dict(state)
+    conv = None
+    for name, module in body.named_modules():
+        if isinstance(module, nn.Conv2d):
+            conv = f"{name}.weight"  # every norm follows its convolution
+        elif hasattr(module, "running_mean"):
+            weight = state[f"{name}.weight"]
+            sign = torch.where(weight < 0, -1.0, 1.0).to(weight.dtype)
+            state[conv] = state[conv] * sign.view(-1, 1, 1, 1)
+            state[f"{name}.running_mean"] = state[f"{name}.running_mean"] * sign
+            state[f"{name}.weight"] = (weight.abs() - module.eps).clamp(min=torch.finfo(weight.dtype).tiny)
+    return state
+
+
+def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+    return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
+
+
+def _check_fits(path: Path, format_name: str, state: State, wanted: dict[str, tuple[int, ...]]) -> None:
+    """Every wanted name is there in the wanted shape, and nothing is left over: a deeper network is another one."""
+    problems = {
+        "missing": [name for name in wanted if name not in state],
+        "left over": [name for name in state if name not in wanted],
+        "other shapes": [
+            f"{name} {tuple(state[name].shape)} instead of {shape}"
+            for name, shape in wanted.items()
+            if name in state and state[name].shape != shape
+        ],
+    }
+    found = "; ".join(f"{what}: {_some(names)}" for what, names in problems.items() if names)
+    if found:
+        raise WeightsError(
+            f"{path}: this {format_name} file is of another architecture ({found}); "
+            "set model.body and model.head_channels as in the file, or take another file"
+        )
+
+
+def _some(names: Iterable[str], limit: int = 3) -> str:
+    names = list(names)
+    return ", ".join(names[:limit]) + (f" and {len(names) - limit} more" if len(names) > limit else "")

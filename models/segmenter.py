@@ -1,0 +1,115 @@
+"""The network of a run: body, head, and one 1x1 classifier per step whose logits stand side by side."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from models.deeplabv3 import DeepLabV3
+from models.mobilenet import mobilenet_v2
+from models.norm import make_norm
+from models.resnet import resnet18, resnet34, resnet50, resnet101, resnet_tiny
+
+BODIES = {
+    "resnet101": resnet101,
+    "resnet50": resnet50,
+    "resnet34": resnet34,
+    "resnet18": resnet18,
+    "resnet_tiny": resnet_tiny,
+    "mobilenet_v2": mobilenet_v2,
+}
+HEAD_DILATIONS = {8: (12, 24, 36), 16: (6, 12, 18)}
+POOLING_PIXELS = 512  # side of the image-pooling window in eval, in input pixels: the published crop
+
+
+class Output(NamedTuple):
+    logits: Tensor  # B x C x H x W, at the resolution of the input
+    features: Tensor  # what the body gives
+
+
+class Segmenter(nn.Module):
+    def __init__(self, body: nn.Module, head: nn.Module, body_name: str = "") -> None:
+        super().__init__()
+        self.body_name = body_name
+        self.body = body
+        self.head = head
+        self.classifiers = nn.ModuleList()
+
+    @property
+    def num_classes(self) -> int:
+        return sum(classifier.out_channels for classifier in self.classifiers)
+
+    def add_classes(self, num: int) -> None:
+        """Appends the classifier of a step; the first one's `num` includes the background, which is its channel 0."""
+        if num < 1:
+            raise ValueError(f"a step adds at least one class, not {num}")
+        like = next(self.head.parameters())
+        self.classifiers.append(
+            nn.Conv2d(self.head.out_channels, num, 1, device=like.device, dtype=like.dtype)
+        )
+
+    @torch.no_grad()
+    def init_new_from_background(self) -> None:
+        """MiB's start for new classes: they share the background's probability equally with it, all else is unchanged.
+
+        w_new = w_bkg, b_new = b_bkg - log(|L| + 1), and b_bkg is lowered by the same amount.
+        In the first step the background itself is new and nothing is done.
+        """
+        if len(self.classifiers) < 2:
+            return
+        first, new = self.classifiers[0], self.classifiers[-1]
+        first.bias[0] -= math.log(new.out_channels + 1)
+        new.weight.copy_(first.weight[:1].expand_as(new.weight))
+        new.bias.copy_(first.bias[:1].expand_as(new.bias))
+
+    def frozen_copy(self) -> Segmenter:
+        """The teacher: a copy in eval mode, without gradients and without a process group."""
+        groups = (getattr(module, "group", None) for module in self.modules())
+        # A process group cannot be copied; the memo tells deepcopy to put None in its place.
+        teacher = copy.deepcopy(self, {id(group): None for group in groups if group is not None})
+        return teacher.eval().requires_grad_(False)
+
+    def forward(self, x: Tensor) -> Output:
+        features = self.body(x)
+        hidden = self.head(features)
+        logits = torch.cat([classifier(hidden) for classifier in self.classifiers], dim=1)
+        if logits.dtype in (torch.float16, torch.bfloat16):
+            logits = logits.float()  # upsampling and losses in full precision
+        logits = F.interpolate(logits, size=x.shape[-2:], mode="bilinear", align_corners=False)
+        return Output(logits, features)
+
+
+def build_segmenter(
+    body: str,
+    *,
+    output_stride: int = 16,
+    norm: str = "abn",
+    group: dist.ProcessGroup | None = None,
+    head_channels: int = 256,
+    dilations: Sequence[int] | None = None,
+) -> Segmenter:
+    """A segmenter without classifiers yet: `add_classes` comes next.
+
+    `dilations` of the head: None takes those of the output stride (6, 12, 18 at 16; twice that at 8).
+    """
+    if body not in BODIES:
+        raise ValueError(f"unknown body {body!r}: model.body is one of {', '.join(BODIES)}")
+    if output_stride not in HEAD_DILATIONS:
+        raise ValueError(f"model.output_stride is 8 or 16, not {output_stride!r}")
+    make = make_norm(norm, group)
+    network = BODIES[body](output_stride=output_stride, norm=make)
+    head = DeepLabV3(
+        network.out_channels,
+        head_channels,
+        norm=make,
+        dilations=HEAD_DILATIONS[output_stride] if dilations is None else dilations,
+        pooling_size=POOLING_PIXELS // output_stride,
+    )
+    return Segmenter(network, head, body)

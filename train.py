@@ -1,0 +1,560 @@
+"""Continual semantic segmentation: learn the classes of a protocol step by step, and measure what is forgotten.
+
+    python train.py configs/quickstart.yaml configs/methods/mib.yaml configs/altersgd.yaml data.root=/data/shapes
+    torchrun --nproc_per_node=2 train.py configs/voc/15-1.yaml configs/methods/mib.yaml data.root=/data/VOC2012
+
+Arguments are YAML overlays, merged left to right over configs/base.yaml, and key.sub=value overrides, which always win.
+The same command, typed again, goes on where the run stopped. All steps run unless train.first_step / train.last_step say
+otherwise; train.start_from=<step_0.pt> begins after a step trained elsewhere; train.evaluate_only=true only scores.
+
+Exit codes: 0 finished, 2 bad config, data or weights, 75 stopped by a signal with everything saved, 1 anything else.
+"""
+
+import os
+import shutil
+import sys
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from tqdm import tqdm
+
+from configs.schema import Config, ConfigError, config_differences, dump_config, load_config
+from data import DataError, Dataset, load_dataset
+from data.incremental import StepDataset, check_steps, select_test, select_train, test_table, train_table
+from data.index import build_index
+from data.loaders import iterations_per_epoch, test_loader, train_loader
+from data.protocols import PROTOCOLS, Step, protocol_steps, steps_from_lists
+from data.transforms import normalise, test_transform, train_transform
+from methods import METHODS, PHASES, Method, Weights, make_method, make_phase, published_strength
+from metrics.confusion import ConfusionMatrix
+from metrics.continual import group_names
+from metrics.health import FiniteGuard, NonFiniteLoss
+from metrics.progress import Progress
+from metrics.results import RunError, RunFolder, environment, read_results, step_result, write_atomically
+from metrics.tables import class_table, step_table
+from metrics.tensorboard import Board
+from models import checkpoint
+from models.inference import predict
+from models.parallel import (
+    Ranks,
+    StopRequest,
+    any_rank,
+    gather_objects,
+    main_rank_first,
+    start_ranks,
+    stop_ranks,
+    wrap,
+)
+from models.pretrained import WeightsError, load_body_weights
+from models.segmenter import BODIES, Segmenter, build_segmenter
+
+STOPPED_BY_SIGNAL = 75
+BASE_CONFIG = Path(__file__).parent / "configs" / "base.yaml"
+AMP_DTYPES = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+# Keys that may differ between two starts of one run, for they do not change what it computes.
+FREE_KEYS = (
+    *("run.", "data.root", "data.cache", "data.workers"),
+    *("train.device", "train.first_step", "train.last_step", "train.start_from", "train.evaluate_"),
+)
+EVALUATION_KEYS = ("data.evaluate", "data.unseen")
+
+
+class StoppedBySignal(Exception):
+    pass
+
+
+@dataclass
+class Run:
+    """What every part of the walk needs to know."""
+
+    config: Config
+    ranks: Ranks
+    stop: StopRequest
+    folder: RunFolder
+    dataset: Dataset
+    steps: list[Step]
+    train_pictures: list[list[int]]  # of each step: positions in dataset.train
+    test_classes: list[frozenset[int]]
+    board: Board
+    results: dict
+
+    def iterations(self, step: Step) -> int:
+        """T: optimizer updates in a step."""
+        train = self.config.train
+        epochs = train.epochs if step.index == 0 else train.epochs_later
+        return epochs * iterations_per_epoch(
+            len(self.train_pictures[step.index]), train.batch_size, step.index
+        )
+
+    def iterations_before(self, step: Step) -> int:
+        return sum(self.iterations(earlier) for earlier in self.steps[: step.index])
+
+    def say(self, text: str) -> None:
+        if self.ranks.is_main:
+            tqdm.write(text)
+
+
+# ------------------------------------------------------------------------------------------------------------ the walk
+
+
+def main(arguments: list[str]) -> int:
+    if {"-h", "--help"} & set(arguments):
+        print(help_text())
+        return 0
+    try:
+        config = read_config(arguments)
+        ranks = start_ranks(config.train.device)
+    except ValueError as error:
+        problems = error.problems if isinstance(error, ConfigError) else [str(error)]
+        print("\n".join(f"config error: {problem}" for problem in problems), file=sys.stderr)
+        return 2
+    try:
+        walk(config, ranks, StopRequest())
+        return 0
+    except StoppedBySignal as stopped:
+        print(f"[rank {ranks.rank}] {stopped}", file=sys.stderr)
+        return STOPPED_BY_SIGNAL
+    except (DataError, WeightsError, RunError, checkpoint.CheckpointError, NonFiniteLoss) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    finally:
+        stop_ranks()
+
+
+def walk(config: Config, ranks: Ranks, stop: StopRequest) -> dict:
+    """All steps of the protocol: train what is missing, score what has no score, and return the results."""
+    run = prepare_run(config, ranks, stop)
+    last = len(run.steps) - 1 if config.train.last_step is None else config.train.last_step
+    for step in run.steps[: last + 1]:
+        saved = run.folder.step_checkpoint(step.index).exists()
+        wanted = step.index >= config.train.first_step
+        scored = len(run.results["steps"]) > step.index and not (config.train.evaluate_only and wanted)
+        if saved and scored:
+            continue
+        if saved:
+            model, state = load_step(run, step)
+        elif wanted and not config.train.evaluate_only:
+            model, state = train_step(run, step)
+        else:
+            raise RunError(
+                f"{run.folder.step_checkpoint(step.index)} is missing: train step {step.index} first, "
+                "or give the checkpoint as train.start_from"
+            )
+        record(run, step, evaluate(run, step, model), state["costs"])
+    results = run.results["steps"]
+    if results:
+        run.say("\n" + class_table(results) + "\n\n" + step_table(results, group_names(run.steps)))
+        run.say(f"\nresults: {run.folder.results_file}\nwatch:   tensorboard --logdir {config.run.folder}")
+    run.board.close()
+    run.folder.unlock()
+    return run.results
+
+
+def prepare_run(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
+    """Everything that can be wrong is found here, before the first iteration."""
+    torch.backends.cudnn.benchmark = not config.train.deterministic
+    torch.use_deterministic_algorithms(config.train.deterministic, warn_only=True)
+    if config.train.batch_size % (ranks.world * config.train.accumulate):
+        raise RunError(
+            f"train.batch_size {config.train.batch_size} is the total over ranks: it cannot be divided by "
+            f"{ranks.world} ranks x train.accumulate {config.train.accumulate}"
+        )
+    dataset = load_dataset(config.data.dataset, config.data.root, config.data.train_list)
+    if config.data.steps is None:
+        steps = protocol_steps(config.data.dataset, config.data.protocol)
+    else:
+        steps = steps_from_lists(map(dataset.class_ids, config.data.steps))
+    index = partial(
+        build_index,
+        dataset.name,
+        num_classes=len(dataset.class_names),
+        cache=config.data.cache,
+        progress=ranks.is_main,
+    )
+    with main_rank_first(ranks):
+        train_classes, test_classes = index(dataset.train), index(dataset.test)
+    check_steps(dataset.class_names, train_classes, steps, config.data.mode)
+    chosen = [select_train(train_classes, step, config.data.mode) for step in steps]
+
+    folder = RunFolder(Path(config.run.folder) / run_name(config))
+    if ranks.is_main:
+        folder.lock()
+        check_same_config(config, folder)
+        adopt_start(config, folder)
+        write_atomically(folder.config_file, dump_config(config))
+    gather_objects(ranks, None)  # the others wait until the folder is ready
+    results = {
+        "config": config.model_dump(mode="json"),
+        "environment": environment(ranks.device, ranks.world),
+        "steps": (folder.read_results() or {"steps": []})["steps"],
+    }
+    board = Board(folder.path, enabled=ranks.is_main)
+    run = Run(config, ranks, stop, folder, dataset, steps, chosen, test_classes, board, results)
+    iterations = [run.iterations(step) for step in steps]  # raises if a step has fewer pictures than a batch
+    board.config(dump_config(config))
+    for notice in dataset.notices:
+        run.say(f"note: {notice}")
+    run.say(
+        f"{folder.path}: {config.method.name} / {config.phase.name}, strength {config.method.strength:g}\n"
+        f"pictures   {' + '.join(str(len(pictures)) for pictures in chosen)}\n"
+        f"iterations {' + '.join(map(str, iterations))}"
+    )
+    return run
+
+
+def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
+    """One incremental step: from the saved model after the step before to the model after this one."""
+    config, ranks, total = run.config, run.ranks, run.iterations(step)
+    torch.manual_seed(
+        config.train.seed * 1000 + step.index
+    )  # a step starts alike whoever trained the one before
+    method = make_method(config.method.name, config.method.cross_entropy, config.method.options)
+    if step.index == 0:
+        model = build_segmenter(**network_arguments(config), group=sync_group(run)).to(ranks.device)
+        if config.model.pretrained:
+            run.say(str(load_body_weights(model, config.model.pretrained)))
+        model.add_classes(step.num_classes)
+        teacher = None
+    else:
+        model, state = load_step(run, run.steps[step.index - 1])
+        load_method_state(method, state["methods"], step)
+        teacher = memory_format(run, model.frozen_copy()) if method.needs_teacher else None
+        model.add_classes(step.num_new)
+        method.init_classifier(model)
+    model = memory_format(run, model)
+    model.train()
+    method.begin_step(model, step)
+    phase = make_phase(step=step.index, strength=config.method.strength, **config.phase.model_dump())
+    optimizer = torch.optim.SGD(
+        model.parameters(),
+        lr=config.optim.lr if step.index == 0 else config.optim.lr_later,
+        momentum=config.optim.momentum,
+        nesterov=config.optim.nesterov,
+        weight_decay=config.optim.weight_decay,
+    )
+    scaler = torch.amp.GradScaler(ranks.device.type, enabled=config.train.amp == "fp16")
+    parts = {"model": model, "method": method, "optimizer": optimizer, "scaler": scaler}
+    resumed = checkpoint.restore_training(run.folder.resume_checkpoint, parts, ranks, run.say, step.index)
+    done, seconds = resumed.get("iteration", 0), resumed.get("seconds", 0.0)
+    if done:
+        run.say(f"going on with step {step.index} after iteration {done}")
+    if config.train.compile_losses:
+        method.segmentation_loss = torch.compile(method.segmentation_loss)
+        method.retention_losses = torch.compile(method.retention_losses)
+
+    data = StepDataset(
+        [run.dataset.train[i] for i in run.train_pictures[step.index]],
+        train_table(step, config.data.mode, config.data.void),
+        train_transform(config.data.crop, config.data.scale, config.data.flip),
+        seed=config.train.seed,
+    )
+    loader = train_loader(
+        data,
+        batch_size=config.train.batch_size,
+        accumulate=config.train.accumulate,
+        iterations=range(done + 1, total + 1),
+        batch_of=partial(phase.batch_of, total=total),
+        seed=config.train.seed * 1000 + step.index,
+        rank=ranks.rank,
+        world=ranks.world,
+        workers=config.data.workers,
+        pin=ranks.device.type == "cuda",
+    )
+    student, batches, guard = wrap(model, ranks), iter(loader), FiniteGuard(ranks.device)
+    progress = Progress(
+        run.board,
+        title=f"step {step.index}/{len(run.steps) - 1}",
+        total=total,
+        done=done,
+        offset=run.iterations_before(step),
+        batch_size=config.train.batch_size,
+        quiet=not ranks.is_main,
+    )
+    started = saved = time.monotonic()
+    for iteration in range(done + 1, total + 1):
+        weights = phase(iteration, total)
+        lr = set_learning_rate(
+            optimizer, phase.schedule_iteration(iteration, total), total, config.optim.power
+        )
+        phase.prepare(optimizer, iteration, total)
+        terms = accumulate_gradients(run, student, teacher, method, weights, scaler, batches)
+        scaler.unscale_(optimizer)
+        if not scaler.is_enabled() or gradients_are_finite(
+            model
+        ):  # else the scaler skips this update, and so do we
+            terms |= method.after_backward(model, weights)
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad(set_to_none=True)
+        guard.watch(iteration, terms)
+
+        save_now = config.run.checkpoint_every > 0 and iteration % config.run.checkpoint_every == 0
+        stopping = ranks.group is None and run.stop.requested
+        if iteration % config.run.log_every == 0 or iteration == total:
+            progress(iteration, terms, weights.learn, weights.keep, lr)
+            stop_if_not_finite(run, guard, loader)
+            stopping = any_rank(ranks, run.stop.requested)
+            overdue = 0 < 60 * config.run.checkpoint_minutes < time.monotonic() - saved
+            save_now |= any_rank(ranks, overdue)
+        if (save_now or stopping) and iteration < total:
+            stop_if_not_finite(run, guard, loader)
+            saved = time.monotonic()
+            position = {"step": step.index, "iteration": iteration, "seconds": seconds + saved - started}
+            checkpoint.save_training(run.folder.resume_checkpoint, parts, ranks, **position)
+        if stopping and iteration < total:
+            raise StoppedBySignal(
+                f"stopped at step {step.index}, iteration {iteration} of {total}: the same command goes on from here"
+            )
+    progress.close()
+    method.end_step(model)
+    costs = {"seconds": seconds + time.monotonic() - started, "images": len(data), "iterations": total}
+    save_step(run, step, model, method, costs)
+    return model, {"costs": costs}
+
+
+def accumulate_gradients(
+    run: Run,
+    student: nn.Module,
+    teacher: Segmenter | None,
+    method: Method,
+    weights: Weights,
+    scaler: torch.amp.GradScaler,
+    batches,
+) -> dict[str, Tensor]:
+    """Backward through learn * l_seg + keep * R over the micro-batches of one update; returns the mean of each term."""
+    ranks, num_parts, dtype = run.ranks, run.config.train.accumulate, AMP_DTYPES[run.config.train.amp]
+    terms: dict[str, Tensor] = {}
+    for part in range(num_parts):
+        images, labels = next(batches)
+        images, labels = to_device(run, images), labels.to(ranks.device, non_blocking=True).long()
+        more_to_come = ranks.group is not None and part + 1 < num_parts
+        with student.no_sync() if more_to_come else nullcontext():
+            with torch.autocast(ranks.device.type, dtype, enabled=dtype is not None):
+                output = student(images)
+                with torch.no_grad():
+                    target = teacher(images) if teacher is not None else None
+            segmentation = method.segmentation_loss(output.logits, labels)
+            retention = method.retention_losses(output, target) if target is not None else {}
+            loss = weights.learn * segmentation + weights.keep * sum(retention.values())
+            scaler.scale(loss / num_parts).backward()
+        for name, value in {"seg": segmentation, **retention}.items():
+            terms[name] = terms.get(name, 0.0) + value.detach() / num_parts
+    return terms
+
+
+def evaluate(run: Run, step: Step, model: Segmenter) -> ConfusionMatrix:
+    """Score the model on every test picture that shows a class seen so far."""
+    config, ranks = run.config.data, run.ranks
+    data = StepDataset(
+        [run.dataset.test[i] for i in select_test(run.test_classes, step)],
+        test_table(step, config.unseen, run.dataset.void_labels),
+        test_transform(config.evaluate_size if config.evaluate == "crop" else None),
+    )
+    loader = test_loader(
+        data,
+        batch_size=run.config.train.evaluate_batch,
+        rank=ranks.rank,
+        world=ranks.world,
+        workers=config.workers,
+        pin=ranks.device.type == "cuda",
+    )
+    window = config.evaluate_size if config.evaluate == "slide" else None
+    at, shown = run.iterations_before(step) + run.iterations(step), 0
+    matrix = ConfusionMatrix(step.num_classes, ranks.device)
+    model = memory_format(run, model).eval()
+    for images, labels in tqdm(loader, f"scoring step {step.index}", leave=False, disable=not ranks.is_main):
+        scores = predict(
+            model,
+            to_device(run, images),
+            window=window,
+            scales=config.evaluate_scales,
+            flip=config.evaluate_flip,
+        )
+        guess = scores.argmax(dim=1)
+        matrix.update(labels.to(ranks.device, non_blocking=True), guess)
+        for i in range(min(len(images), run.config.run.pictures - shown)):
+            picture = images[i].permute(1, 2, 0).numpy(), labels[i].numpy(), guess[i].cpu().numpy()
+            run.board.picture(shown, *picture, step.seen, at)
+            shown += 1
+    matrix.sum_over_ranks()
+    return matrix
+
+
+def record(run: Run, step: Step, matrix: ConfusionMatrix, costs: dict) -> None:
+    """Put the figures of a step into results.json, TensorBoard and the terminal."""
+    names, steps = run.dataset.class_names, run.results["steps"]
+    counts = matrix.counts.cpu().numpy()
+    result = step_result(step, run.steps, names, counts, matrix.iou().tolist(), steps[: step.index]) | costs
+    steps[step.index : step.index + 1] = [result]
+    at = run.iterations_before(step) + run.iterations(step)
+    run.board.results(result, at)
+    run.board.confusion(counts, [names[c] for c in step.seen], at)
+    run.board.flush()
+    if run.ranks.is_main:
+        run.folder.write_results(run.results)
+    run.say(step_table(steps[: step.index + 1], group_names(run.steps)))
+
+
+# -------------------------------------------------------------------------------------------------- pieces of the walk
+
+
+def read_config(arguments: list[str]) -> Config:
+    overlays = [a for a in arguments if "=" not in a]
+    overrides = [a for a in arguments if "=" in a]
+    config = load_config(overlays, overrides, {"method.name": sorted(METHODS), "model.body": list(BODIES)})
+    try:
+        make_method(config.method.name, config.method.cross_entropy, config.method.options)
+    except ValueError as error:
+        raise ConfigError([str(error)]) from error
+    strength = config.method.strength
+    if strength is None:
+        strength = published_strength(config.method.name, config.data.protocol)
+    return config.model_copy(update={"method": config.method.model_copy(update={"strength": strength})})
+
+
+def help_text() -> str:
+    protocols = "\n".join(f"  {name}: {', '.join(PROTOCOLS[name])}" for name in PROTOCOLS)
+    return (
+        f"{__doc__}\nMethods (method.name): {', '.join(sorted(METHODS))}\nPhases (phase.name): {', '.join(PHASES)}\n"
+        f"Bodies (model.body): {', '.join(BODIES)}\nProtocols (data.protocol), by data.dataset:\n{protocols}\n\n"
+        f"Every key with its default:\n\n{BASE_CONFIG.read_text(encoding='utf-8')}"
+    )
+
+
+def run_name(config: Config) -> str:
+    if config.run.name:
+        return config.run.name
+    protocol = config.data.protocol if config.data.steps is None else "own-steps"
+    phase = "" if config.phase.name == "descent" else f"-{config.phase.name}"
+    return f"{config.data.dataset}_{protocol}_{config.data.mode}_{config.method.name}{phase}_seed{config.train.seed}"
+
+
+def check_same_config(config: Config, folder: RunFolder) -> None:
+    """A folder holds one experiment: refuse to go on with another config unless forced."""
+    if not folder.config_file.exists():
+        return
+    free = FREE_KEYS + (EVALUATION_KEYS if config.train.evaluate_only else ())
+    differences = config_differences(load_config([folder.config_file]).model_dump(), config.model_dump())
+    changed = [difference for difference in differences if not difference.startswith(free)]
+    if changed and not config.run.force:
+        raise RunError(
+            f"{folder.path} holds a run with another config:\n  " + "\n  ".join(changed) + "\n"
+            "Give this one a run.name of its own, restore the old values, or insist with run.force=true"
+        )
+
+
+def adopt_start(config: Config, folder: RunFolder) -> None:
+    """train.start_from: put the given step checkpoint and its figures where this run would have left its own."""
+    if config.train.start_from is None:
+        return
+    source = Path(config.train.start_from)
+    state = checkpoint.load(source)
+    if not {"step", "model", "methods"} <= state.keys():
+        raise checkpoint.CheckpointError(f"{source}: train.start_from wants the step_<i>.pt of a run")
+    place = folder.step_checkpoint(state["step"])
+    if place.exists():
+        return
+    try:
+        os.link(source, place)
+    except OSError:
+        shutil.copyfile(source, place)
+    theirs = read_results(source.parent / "results.json")
+    if theirs and folder.read_results() is None:
+        differences = config_differences(theirs["config"], config.model_dump(mode="json"))
+        if not any(difference.startswith(EVALUATION_KEYS) for difference in differences):
+            folder.write_results(theirs | {"steps": theirs["steps"][: state["step"] + 1]})
+
+
+def network_arguments(config: Config) -> dict:
+    names = ("body", "output_stride", "norm", "head_channels", "dilations")
+    return {name: getattr(config.model, name) for name in names}
+
+
+def sync_group(run: Run):
+    return run.ranks.group if run.config.model.sync else None
+
+
+def load_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
+    """The model as it stood after a step, and what else its checkpoint holds."""
+    path = run.folder.step_checkpoint(step.index)
+    model, state = checkpoint.load_segmenter(path, run.ranks.device, sync_group(run))
+    ours, theirs = network_arguments(run.config), state["network"]["arguments"]
+    if ours != theirs or tuple(state["class_ids"]) != step.seen:
+        raise checkpoint.CheckpointError(
+            f"{path}: was trained as {theirs} on the classes {state['class_ids']}, this run wants {ours} on {list(step.seen)}"
+        )
+    return model, state
+
+
+def save_step(run: Run, step: Step, model: Segmenter, method: Method, costs: dict) -> None:
+    if run.ranks.is_main:
+        statistics = method.state_dict()
+        state = {
+            "step": step.index,
+            "class_ids": list(step.seen),
+            "classes": [run.dataset.class_names[c] for c in step.seen],
+            "network": checkpoint.network_description(model, **network_arguments(run.config)),
+            "model": model.state_dict(),
+            "methods": {method.name: statistics} if statistics else {},
+            "costs": costs,
+            "config": dump_config(run.config),
+        }
+        checkpoint.save(state, run.folder.step_checkpoint(step.index))
+        for stale in (run.folder.resume_checkpoint, checkpoint.previous_path(run.folder.resume_checkpoint)):
+            stale.unlink(missing_ok=True)
+    gather_objects(run.ranks, None)
+
+
+def load_method_state(method: Method, states: dict, step: Step) -> None:
+    """The statistics left by the step before. A method that keeps none may start from everybody's model."""
+    if not method.state_dict():
+        return
+    if method.name not in states:
+        raise checkpoint.CheckpointError(
+            f"step {step.index - 1} left no statistics of {method.name!r} (only of: {', '.join(states) or 'no method'}); "
+            f"train that step with method.name={method.name}"
+        )
+    method.load_state_dict(states[method.name])
+
+
+def set_learning_rate(optimizer: torch.optim.Optimizer, iteration: int, total: int, power: float) -> float:
+    """The poly schedule, stepped per iteration; the first one runs at the full rate."""
+    lr = optimizer.defaults["lr"] * (1 - (iteration - 1) / total) ** power
+    for group in optimizer.param_groups:
+        group["lr"] = lr
+    return lr
+
+
+def gradients_are_finite(model: nn.Module) -> bool:
+    norms = torch._foreach_norm([p.grad for p in model.parameters() if p.grad is not None])
+    return bool(torch.stack(norms).isfinite().all())
+
+
+def memory_format(run: Run, tensors):
+    """A module or a batch of pictures in the memory format of the run."""
+    return tensors.to(memory_format=torch.channels_last) if run.config.train.channels_last else tensors
+
+
+def to_device(run: Run, images: Tensor) -> Tensor:
+    """uint8 pictures travel; floats are made where they are used."""
+    images = normalise(images.to(run.ranks.device, non_blocking=True), torch.get_default_dtype())
+    return memory_format(run, images)
+
+
+def stop_if_not_finite(run: Run, guard: FiniteGuard, loader) -> None:
+    try:
+        guard.check()
+    except NonFiniteLoss as error:
+        items = [item for part in loader.batch_sampler.micro_batches(error.iteration) for item in part]
+        names = ", ".join(loader.dataset.pictures[position].name for _, position in items)
+        error.args = (f"{error}\n  pictures: {names}\n  the last good state is kept in {run.folder.path}",)
+        raise
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
