@@ -26,7 +26,7 @@ from tqdm import tqdm
 from configs.schema import Config, ConfigError, config_differences, dump_config, load_config
 from data import DataError, Dataset, load_dataset
 from data.incremental import StepDataset, check_steps, select_test, select_train, test_table, train_table
-from data.index import build_index
+from data.index import build_index, content_digest
 from data.loaders import iterations_per_epoch, test_loader, train_loader
 from data.protocols import PROTOCOLS, Step, protocol_steps, steps_from_lists
 from data.transforms import normalise, test_transform, train_transform
@@ -41,8 +41,10 @@ from metrics.tensorboard import Board
 from models import checkpoint
 from models.inference import predict
 from models.parallel import (
+    RankError,
     Ranks,
     StopRequest,
+    agree,
     any_rank,
     gather_objects,
     main_rank_first,
@@ -54,6 +56,10 @@ from models.pretrained import WeightsError, load_body_weights
 from models.segmenter import BODIES, Segmenter, build_segmenter
 
 STOPPED_BY_SIGNAL = 75
+DEAD_WORKER = (
+    "A process that loads pictures died, most often for lack of memory: lower data.workers or data.crop. "
+    "The same command goes on from the last checkpoint."
+)
 BASE_CONFIG = Path(__file__).parent / "configs" / "base.yaml"
 AMP_DTYPES = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}
 # Keys that may differ between two starts of one run, for they do not change what it computes.
@@ -119,9 +125,14 @@ def main(arguments: list[str]) -> int:
     except StoppedBySignal as stopped:
         print(f"[rank {ranks.rank}] {stopped}", file=sys.stderr)
         return STOPPED_BY_SIGNAL
-    except (DataError, WeightsError, RunError, checkpoint.CheckpointError, NonFiniteLoss) as error:
+    except (DataError, WeightsError, RunError, checkpoint.CheckpointError, NonFiniteLoss, RankError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    except RuntimeError as error:
+        if "DataLoader worker" not in str(error):
+            raise
+        print(f"error: {error}\n{DEAD_WORKER}", file=sys.stderr)
+        return 1
     finally:
         stop_ranks()
 
@@ -138,6 +149,7 @@ def walk(config: Config, ranks: Ranks, stop: StopRequest) -> dict:
             continue
         if saved:
             model, state = load_step(run, step)
+            run.board.open()  # scoring again must not discard the curves of later steps
         elif wanted and not config.train.evaluate_only:
             model, state = train_step(run, step)
         else:
@@ -168,7 +180,7 @@ def prepare_run(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
     if config.data.steps is None:
         steps = protocol_steps(config.data.dataset, config.data.protocol)
     else:
-        steps = steps_from_lists(map(dataset.class_ids, config.data.steps))
+        steps = steps_from_lists(config.data.steps, dataset.class_names)
     index = partial(
         build_index,
         dataset.name,
@@ -181,22 +193,32 @@ def prepare_run(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
     check_steps(dataset.class_names, train_classes, steps, config.data.mode)
     chosen = [select_train(train_classes, step, config.data.mode) for step in steps]
 
+    results = {
+        "config": config.model_dump(mode="json"),
+        "environment": environment(ranks.device, ranks.world),
+        "data": {
+            "train": content_digest(dataset.train, train_classes),
+            "test": content_digest(dataset.test, test_classes),
+        },
+        "steps": [],
+    }
     folder = RunFolder(Path(config.run.folder) / run_name(config))
     if ranks.is_main:
         folder.lock()
         check_same_config(config, folder)
-        adopt_start(config, folder)
+        adopt_start(config, folder, results)
         write_atomically(folder.config_file, dump_config(config))
     gather_objects(ranks, None)  # the others wait until the folder is ready
-    results = {
-        "config": config.model_dump(mode="json"),
-        "environment": environment(ranks.device, ranks.world),
-        "steps": (folder.read_results() or {"steps": []})["steps"],
-    }
+    earlier = folder.read_results()
+    if earlier:
+        check_same_data(config, folder, earlier["data"], results["data"])
+        results["steps"] = earlier["steps"]
+    elif ranks.is_main:
+        folder.write_results(results)
+    forget_damaged_steps(folder, results, ranks)
     board = Board(folder.path, enabled=ranks.is_main)
     run = Run(config, ranks, stop, folder, dataset, steps, chosen, test_classes, board, results)
     iterations = [run.iterations(step) for step in steps]  # raises if a step has fewer pictures than a batch
-    board.config(dump_config(config))
     for notice in dataset.notices:
         run.say(f"note: {notice}")
     run.say(
@@ -215,7 +237,10 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
     )  # a step starts alike whoever trained the one before
     method = make_method(config.method.name, config.method.cross_entropy, config.method.options)
     if step.index == 0:
-        model = build_segmenter(**network_arguments(config), group=sync_group(run)).to(ranks.device)
+        try:
+            model = build_segmenter(**network_arguments(config), group=sync_group(run)).to(ranks.device)
+        except ValueError as error:
+            raise RunError(str(error)) from error
         if config.model.pretrained:
             run.say(str(load_body_weights(model, config.model.pretrained)))
         model.add_classes(step.num_classes)
@@ -265,7 +290,9 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
         workers=config.data.workers,
         pin=ranks.device.type == "cuda",
     )
-    student, batches, guard = wrap(model, ranks), iter(loader), FiniteGuard(ranks.device)
+    student, batches, guard = wrap(model, ranks), iter(loader), FiniteGuard()
+    run.board.open(at=run.iterations_before(step) + done + 1)
+    run.board.config(dump_config(config))
     progress = Progress(
         run.board,
         title=f"step {step.index}/{len(run.steps) - 1}",
@@ -311,6 +338,7 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
                 f"stopped at step {step.index}, iteration {iteration} of {total}: the same command goes on from here"
             )
     progress.close()
+    agree(model, ranks)
     method.end_step(model)
     costs = {"seconds": seconds + time.monotonic() - started, "images": len(data), "iterations": total}
     save_step(run, step, model, method, costs)
@@ -448,7 +476,16 @@ def check_same_config(config: Config, folder: RunFolder) -> None:
         )
 
 
-def adopt_start(config: Config, folder: RunFolder) -> None:
+def check_same_data(config: Config, folder: RunFolder, before: dict[str, str], now: dict[str, str]) -> None:
+    changed = [part for part in now if before[part] != now[part]]
+    if changed and not config.run.force:
+        raise RunError(
+            f"{folder.path} was begun with other {' and '.join(changed)} pictures than data.root={config.data.root} holds "
+            "now: restore the data set, give this run a run.name of its own, or insist with run.force=true"
+        )
+
+
+def adopt_start(config: Config, folder: RunFolder, results: dict) -> None:
     """train.start_from: put the given step checkpoint and its figures where this run would have left its own."""
     if config.train.start_from is None:
         return
@@ -464,10 +501,30 @@ def adopt_start(config: Config, folder: RunFolder) -> None:
     except OSError:
         shutil.copyfile(source, place)
     theirs = read_results(source.parent / "results.json")
-    if theirs and folder.read_results() is None:
-        differences = config_differences(theirs["config"], config.model_dump(mode="json"))
+    if theirs and theirs["data"] == results["data"] and folder.read_results() is None:
+        differences = config_differences(theirs["config"], results["config"])
         if not any(difference.startswith(EVALUATION_KEYS) for difference in differences):
-            folder.write_results(theirs | {"steps": theirs["steps"][: state["step"] + 1]})
+            folder.write_results(results | {"steps": theirs["steps"][: state["step"] + 1]})
+
+
+def forget_damaged_steps(folder: RunFolder, results: dict, ranks: Ranks) -> None:
+    """The newest step checkpoint is what training goes on from: one that is damaged is set aside, with its figures."""
+    if ranks.is_main:
+        for path in sorted(
+            folder.path.glob("step_*.pt"), key=lambda p: int(p.stem.removeprefix("step_")), reverse=True
+        ):
+            try:
+                checkpoint.verify(path)
+                break
+            except checkpoint.CheckpointError as error:
+                aside = path.with_suffix(".damaged")
+                path.rename(aside)
+                tqdm.write(
+                    f"{error}; it is kept as {aside.name}, and the step is trained again from the one before"
+                )
+    gather_objects(ranks, None)
+    whole = [i for i in range(len(results["steps"])) if folder.step_checkpoint(i).exists()]
+    results["steps"] = results["steps"][: len(whole)]
 
 
 def network_arguments(config: Config) -> dict:

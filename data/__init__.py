@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+import shlex
 from pathlib import Path
 
 from data.ade import load_ade
-from data.dataset import DataError, Dataset, Picture
+from data.dataset import DataError, Dataset, Picture, raise_problems
 from data.folder import load_folder
 from data.voc import load_voc
 
 DATASETS = ("voc", "ade", "folder")
 
-__all__ = ["DATASETS", "DataError", "Dataset", "Picture", "load_dataset"]
+__all__ = ["DATASETS", "DataError", "Dataset", "Picture", "find_dataset", "load_dataset"]
 
 
 def load_dataset(name: str, root: str | Path | None, train_list: str = "auto") -> Dataset:
-    """The data set `name` found below `root`; `train_list` concerns VOC alone."""
+    """The data set `name` found below `root`, or a DataError naming all that is missing.
+
+    `train_list` concerns VOC alone.
+    """
+    dataset = find_dataset(name, root, train_list)
+    problems = [problem for group in dataset.problems.values() for problem in group]
+    raise_problems(
+        f"the lists of {name} cannot be used; see python -m scripts.check_data {shlex.quote(str(root))}",
+        problems,
+    )
+    return dataset
+
+
+def find_dataset(name: str, root: str | Path | None, train_list: str = "auto") -> Dataset:
+    """As much of the data set as is there; its `problems` say what is not."""
     match name:
         case "voc":
             return load_voc(root, train_list)

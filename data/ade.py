@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data.dataset import IMAGE_SUFFIXES, MASK_SUFFIXES, Dataset, Picture, find_base, raise_problems
+from data.dataset import IMAGE_SUFFIXES, MASK_SUFFIXES, Dataset, Picture, find_base
 
 PLACES = ("", "ADEChallengeData2016")
 NEEDED = ("images/training", "images/validation", "annotations/training", "annotations/validation")
@@ -38,12 +38,14 @@ CLASS_NAMES = (
 
 def load_ade(root: str | Path | None) -> Dataset:
     base = find_base(root, PLACES, NEEDED, "ADE20K (ADEChallengeData2016)")
-    train, test = (_pairs(base, split) for split in ("training", "validation"))
-    return Dataset("ade", CLASS_NAMES, train, test, void_labels=frozenset({0}))
+    train, train_problems = _pairs(base, "training")
+    test, test_problems = _pairs(base, "validation")
+    problems = {"train": train_problems, "val": test_problems}
+    return Dataset("ade", CLASS_NAMES, train, test, problems=problems, void_labels=frozenset({0}))
 
 
-def _pairs(base: Path, split: str) -> list[Picture]:
-    """Every picture with its mask, in ascending order; there are no list files."""
+def _pairs(base: Path, split: str) -> tuple[list[Picture], list[str]]:
+    """Every picture with its mask, in ascending order (there are no list files), and what has no partner."""
     images, masks = (
         {path.stem: path for path in (base / kind / split).iterdir() if path.suffix in suffixes}
         for kind, suffixes in (("images", IMAGE_SUFFIXES), ("annotations", MASK_SUFFIXES))
@@ -57,5 +59,4 @@ def _pairs(base: Path, split: str) -> list[Picture]:
     ]
     if not images:
         problems.append(f"{base / 'images' / split}: holds no pictures; unpack the data set again")
-    raise_problems("ADE20K is not complete", problems)
-    return [Picture(name, images[name], masks[name]) for name in sorted(images)]
+    return [Picture(name, images[name], masks[name]) for name in sorted(images.keys() & masks)], problems

@@ -29,24 +29,14 @@ class Dataset:
     class_names: tuple[str, ...]  # the index is the class id; [0] is the background
     train: list[Picture]
     test: list[Picture]
+    train_list: str = "train"  # the name of the list of `train`; that of `test` is "val"
+    problems: dict[str, list[str]] = field(default_factory=dict)  # by list: what is missing or cannot be used
     notices: list[str] = field(default_factory=list)  # what the user should know about this copy
     void_labels: frozenset[int] = frozenset()  # mask values beside 255 that evaluation ignores
 
     @property
     def num_classes(self) -> int:
         return len(self.class_names)
-
-    def class_ids(self, classes: Iterable[int | str]) -> list[int]:
-        """Ids of classes given by name or id."""
-        ids = []
-        for wanted in classes:
-            if isinstance(wanted, str) and wanted not in self.class_names:
-                raise DataError(
-                    f"data.steps names the class {wanted!r}, which {self.name} does not have; "
-                    f"choose from {', '.join(self.class_names[1:])}"
-                )
-            ids.append(self.class_names.index(wanted) if isinstance(wanted, str) else wanted)
-        return ids
 
 
 def raise_problems(headline: str, problems: Sequence[str]) -> None:
@@ -67,12 +57,16 @@ def find_base(root: str | Path | None, places: Iterable[str], needed: Sequence[s
         reason = "is not a folder" if root.exists() else "does not exist"
         raise DataError(f"data.root={root} {reason}; set it to the folder that holds {what}")
     bases = [root / place for place in places]
-    for base in bases:
-        if all((base / entry).exists() for entry in needed):
-            return base
+    missing = {base: [entry for entry in needed if not (base / entry).exists()] for base in bases}
+    nearest = min(bases, key=lambda base: len(missing[base]))
+    if not missing[nearest]:
+        return nearest
+    lacks = (
+        f" ({nearest} lacks {' and '.join(missing[nearest])})" if len(missing[nearest]) < len(needed) else ""
+    )
     raise DataError(
-        f"no {what} below data.root={root}: looked for {' and '.join(needed)} in "
-        f"{', '.join(str(base) for base in bases)}; set data.root to the folder that holds them"
+        f"{what} is not below data.root={root}: looked for {' and '.join(needed)} in "
+        f"{', '.join(str(base) for base in bases)}{lacks}; set data.root to the folder that holds them"
     )
 
 
@@ -117,8 +111,10 @@ class FolderListing:
 
 def read_list(
     list_file: Path, base: Path, image_folders: Sequence[str], mask_folders: Sequence[str]
-) -> list[Picture]:
-    """The pictures of a list file, in ascending order of their names, so that the order of the lines is no matter.
+) -> tuple[list[Picture], list[str]]:
+    """The pictures of a list file, and what is wrong with its other lines.
+
+    They come in ascending order of their names, so that the order of the lines is no matter.
 
     A line holds either a name, looked for in the given folders of `base`, or the paths of a picture and its mask
     below `base` (`/JPEGImages/x.jpg /SegmentationClassAug/x.png`, the leading slash means `base`).
@@ -129,7 +125,11 @@ def read_list(
     mask_folders = [str(base / folder) for folder in mask_folders]
     pictures: dict[str, Picture] = {}
     problems = []
-    for number, line in enumerate(read_lines(list_file), start=1):
+    try:
+        lines = read_lines(list_file)
+    except DataError as error:
+        return [], [str(error)]
+    for number, line in enumerate(lines, start=1):
         where = f"{list_file}, line {number}"
         entries = [_below(absolute, entry) for entry in line.split()]
         if len(entries) not in (1, 2):
@@ -161,8 +161,7 @@ def read_list(
             problems.append(f"{where}: {name} is listed twice; remove one of the lines")
         else:
             pictures[name] = Picture(name, image, mask)
-    raise_problems("the list of pictures cannot be used", problems)
-    return [pictures[name] for name in sorted(pictures)]
+    return [pictures[name] for name in sorted(pictures)], problems
 
 
 def _below(base: str, entry: str) -> str | None:

@@ -16,10 +16,13 @@ NEEDED = ("classes.txt", "images", "masks", "train.txt", "val.txt")
 
 def load_folder(root: str | Path | None) -> Dataset:
     base = find_base(root, [""], NEEDED, "a data set of your own")
-    train, test = (
+    class_names = read_class_names(base / "classes.txt")
+    (train, train_problems), (test, test_problems) = (
         read_list(base / f"{split}.txt", base, ["images"], ["masks"]) for split in ("train", "val")
     )
-    return Dataset("folder", read_class_names(base / "classes.txt"), train, test)
+    return Dataset(
+        "folder", class_names, train, test, problems={"train": train_problems, "val": test_problems}
+    )
 
 
 def read_class_names(path: Path) -> tuple[str, ...]:

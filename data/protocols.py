@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
 
+from data.dataset import DataError
+
 IGNORE_INDEX = 255
 BACKGROUND = 0
 
@@ -73,25 +75,25 @@ def steps_from_lists(
 ) -> list[Step]:
     """Steps from the new classes of each, as ids or (with `class_names`, whose index is the id) as names.
 
-    ValueError for what cannot be learned in order.
+    DataError for what cannot be learned in order.
     """
     steps: list[Step] = []
     old: tuple[int, ...] = ()
     for index, ids in enumerate(lists):
         new = tuple(_class_id(entry, class_names, index) for entry in ids)
         if not new:
-            raise ValueError(f"step {index} has no classes; remove it or give it some")
+            raise DataError(f"step {index} has no classes; remove it or give it some")
         for position, class_id in enumerate(new):
             if class_id == BACKGROUND:
-                raise ValueError(f"step {index}: class 0 is the background, which every step has; remove it")
+                raise DataError(f"step {index}: class 0 is the background, which every step has; remove it")
             if not 0 < class_id < IGNORE_INDEX:
-                raise ValueError(f"step {index}: class id {class_id} is outside 1..{IGNORE_INDEX - 1}")
+                raise DataError(f"step {index}: class id {class_id} is outside 1..{IGNORE_INDEX - 1}")
             if class_id in old or class_id in new[:position]:
-                raise ValueError(f"step {index}: class {class_id} is learned twice; keep it in one step only")
+                raise DataError(f"step {index}: class {class_id} is learned twice; keep it in one step only")
         steps.append(Step(index, old, new))
         old += new
     if not steps:
-        raise ValueError("a protocol needs at least one step")
+        raise DataError("a protocol needs at least one step")
     return steps
 
 
@@ -101,23 +103,23 @@ def _class_id(entry: int | str, class_names: Sequence[str] | None, index: int) -
             return class_names.index(entry)
         close = get_close_matches(entry, class_names, n=1)
         hint = f"did you mean {close[0]!r}?" if close else f"the classes are {', '.join(class_names[1:])}"
-        raise ValueError(f"step {index}: no class is named {entry!r}; {hint}")
+        raise DataError(f"step {index}: no class is named {entry!r}; {hint}")
     if isinstance(entry, bool) or not isinstance(entry, int):
-        raise ValueError(f"step {index}: {entry!r} is no class id (a whole number is wanted)")
+        raise DataError(f"step {index}: {entry!r} is no class id (a whole number is wanted)")
     if class_names is not None and entry >= len(class_names):
-        raise ValueError(f"step {index}: class id {entry} is outside 1..{len(class_names) - 1}")
+        raise DataError(f"step {index}: class id {entry} is outside 1..{len(class_names) - 1}")
     return entry
 
 
 def protocol_steps(dataset: str, protocol: str) -> list[Step]:
     """The steps of a named protocol, for example protocol_steps("voc", "15-1")."""
     if dataset not in PROTOCOLS:
-        raise ValueError(
+        raise DataError(
             f"data set {dataset!r} has no named protocols (those with: {', '.join(PROTOCOLS)}); "
             "list the classes of each step yourself"
         )
     if protocol not in PROTOCOLS[dataset]:
-        raise ValueError(
+        raise DataError(
             f"no protocol {protocol!r} for {dataset}; choose from {', '.join(PROTOCOLS[dataset])}"
         )
     return steps_from_lists(PROTOCOLS[dataset][protocol])

@@ -18,7 +18,7 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Iterable
-from functools import cache, partial
+from functools import partial
 from multiprocessing import Pool
 from pathlib import Path
 
@@ -27,9 +27,10 @@ from PIL import Image
 from tqdm import tqdm
 
 from data.dataset import DataError
+from data.palette import voc_palette
 from data.protocols import BACKGROUND, IGNORE_INDEX
 
-VERSION = 1  # of the pictures: raise it whenever the same arguments would draw others
+VERSION = 2  # of the pictures: raise it whenever the same arguments would draw others
 MANIFEST = "shapes.json"
 NUM_CLASSES = 20
 COMPANION = 15  # VOC's person
@@ -46,6 +47,7 @@ MAX_OBJECTS = 3
 RADIUS = (0.24, 0.40)  # of an object, as part of the picture's side
 PERIOD = (0.15, 0.18)  # of a texture, likewise
 TILT = 0.3  # the most an object leans to a side, in radians
+LITTER = 8  # spots in the background
 BORDER = 0.012  # half the width of the void border, likewise
 
 # Signed distance to the outline of a shape of radius about one, negative inside.
@@ -145,7 +147,11 @@ def _textured(texture: str, x: np.ndarray, y: np.ndarray, size: int, rng: np.ran
 
 
 def _background(size: int, rng: np.random.Generator) -> np.ndarray:
-    """Soft patches of dull colours crossed by streaks of any colour."""
+    """Soft patches of dull colours crossed by streaks of any colour, and litter: small spots of every texture.
+
+    Without the litter the textures of a step would be those of its classes alone, and the running statistics of
+    the norms, moved by one class, would forget the others before any weight does.
+    """
     cells = int(rng.integers(2, 6))
     greys = rng.uniform(40, 216, (cells, cells, 1))
     patches = Image.fromarray((greys + rng.uniform(-40, 40, (cells, cells, 3))).astype(np.uint8))
@@ -155,6 +161,11 @@ def _background(size: int, rng: np.random.Generator) -> np.ndarray:
         x, y = _turned(rng.uniform(0, size, 2), rng.uniform(0, np.pi), size)
         distance = np.maximum(np.abs(x) - length, np.abs(y) - width)
         picture = _paint(picture, distance, rng.uniform(0, 255, 3))
+    for texture in rng.choice(list(TEXTURES), LITTER):
+        width, height = size * rng.uniform(0.04, 0.10, 2)
+        x, y = _turned(rng.uniform(0, size, 2), rng.uniform(0, np.pi), size)
+        distance = (np.hypot(x / width, y / height) - 1) * min(width, height)
+        picture = _paint(picture, distance, _textured(texture, x, y, size, rng))
     return picture
 
 
@@ -164,23 +175,13 @@ def _paint(picture: np.ndarray, distance: np.ndarray, colour: np.ndarray) -> np.
     return picture + cover * (colour - picture)
 
 
-@cache
-def voc_palette() -> list[int]:
-    """VOC's 256 colours, flat: bits 0, 3, 6.. of the label are the top bits of red, 1, 4, 7.. of green, and so on."""
-
-    def channel(label: int, first: int) -> int:
-        return sum((label >> (3 * i + first) & 1) << (7 - i) for i in range(8))
-
-    return [channel(label, first) for label in range(256) for first in range(3)]
-
-
 def _write(job: tuple[str, int], folder: Path, seed: int, size: int) -> None:
     split, i = job
     # A generator of its own for every picture: neither their number nor the workers change what it shows.
     rng = np.random.default_rng([seed, int(split == "val"), i])
     picture, labels = draw(i % NUM_CLASSES + 1, size, rng)
     mask = Image.fromarray(labels)
-    mask.putpalette(voc_palette())
+    mask.putpalette(voc_palette().tobytes())
     Image.fromarray(picture).save(folder / "JPEGImages" / f"{_name(split, i)}.jpg", quality=95)
     mask.save(folder / "SegmentationClassAug" / f"{_name(split, i)}.png")
 

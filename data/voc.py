@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data.dataset import DataError, Dataset, find_base, read_list
+from data.dataset import DataError, Dataset, Picture, find_base, read_list
 
 CLASS_NAMES = (
     *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
@@ -39,33 +39,30 @@ def load_voc(root: str | Path | None, train_list: str = "auto") -> Dataset:
     if train_list not in ("auto", "train", "train_aug"):
         raise DataError(f"no train_list {train_list!r}; choose from auto, train, train_aug")
 
-    augmented = _find_list(base, "train_aug") if (base / AUGMENTED).is_dir() else None
-    if train_list == "train_aug" and augmented is None:
+    augmented = (base / AUGMENTED).is_dir() and _find_list(base, "train_aug") is not None
+    if train_list == "train_aug" and not augmented:
         raise DataError(
             f"data.train_list=train_aug needs the folder {AUGMENTED} and the list train_aug.txt (in "
             f"{' or '.join(LIST_FOLDERS)}) in {base}; add them or set data.train_list=train"
         )
-    use_augmented = augmented is not None and train_list != "train"
-    train = _read(base, augmented if use_augmented else _needed_list(base, "train"))
-    test = _read(base, _needed_list(base, "val"))
+    used = "train_aug" if augmented and train_list != "train" else "train"
+    train, train_problems = _read(base, used)
+    test, test_problems = _read(base, "val")
     notices = []
-    if train_list == "auto" and not use_augmented:
+    if train_list == "auto" and used == "train":
         notices.append(TRAIN_NOTICE.format(base=base, count=len(train)))
-    return Dataset("voc", CLASS_NAMES, train, test, notices)
+    problems = {used: train_problems, "val": test_problems}
+    return Dataset("voc", CLASS_NAMES, train, test, used, problems, notices)
 
 
-def _read(base: Path, list_file: Path):
+def _read(base: Path, split: str) -> tuple[list[Picture], list[str]]:
+    list_file = _find_list(base, split)
+    if list_file is None:
+        folders = " or ".join(str(base / folder) for folder in LIST_FOLDERS)
+        return [], [f"the list {LIST_NAMES[split][0]} is missing; put it into {folders}"]
     return read_list(list_file, base, ["JPEGImages"], MASK_FOLDERS)
 
 
 def _find_list(base: Path, split: str) -> Path | None:
     paths = (base / folder / name for folder in LIST_FOLDERS for name in LIST_NAMES[split])
     return next((path for path in paths if path.is_file()), None)
-
-
-def _needed_list(base: Path, split: str) -> Path:
-    found = _find_list(base, split)
-    if found is None:
-        folders = " or ".join(str(base / folder) for folder in LIST_FOLDERS)
-        raise DataError(f"the list {LIST_NAMES[split][0]} is missing; put it into {folders}")
-    return found

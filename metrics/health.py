@@ -16,25 +16,21 @@ class NonFiniteLoss(ArithmeticError):
 
 
 class FiniteGuard:
-    """`watch` stays on the device; `check` copies, and belongs to the iterations that are logged anyway."""
+    """`watch` stays on the device; `check` copies, and belongs to the iterations that are logged anyway.
 
-    def __init__(self, device: torch.device):
-        self.first_bad = torch.zeros((), dtype=torch.int64, device=device)
-        self.values: Tensor | None = None
-        self.names: list[str] = []
+    The terms may differ between iterations: a skipped update lacks those that follow the backward pass.
+    """
+
+    def __init__(self) -> None:
+        self.watched: list[tuple[int, list[str], Tensor]] = []  # since the last check
 
     def watch(self, iteration: int, terms: Mapping[str, Tensor]) -> None:
-        if self.values is None:
-            self.names = list(terms)
-            self.values = torch.zeros(len(terms), device=self.first_bad.device)
-        values = torch.stack([terms[name].detach().float() for name in self.names if name in terms])
-        if len(values) < len(self.names):  # an update that was skipped lacks the terms that follow the backward pass
-            return
-        is_first = ~values.isfinite().all() & (self.first_bad == 0)
-        self.values = torch.where(is_first | (self.first_bad == 0), values, self.values)
-        self.first_bad = torch.where(is_first, iteration, self.first_bad)
+        values = torch.stack([value.detach().float() for value in terms.values()])
+        self.watched.append((iteration, list(terms), values))
 
     def check(self) -> None:
-        if self.first_bad.item():
-            terms = dict(zip(self.names, self.values.tolist(), strict=True))
-            raise NonFiniteLoss(int(self.first_bad.item()), terms)
+        watched, self.watched = self.watched, []
+        if not watched or torch.cat([values for _, _, values in watched]).isfinite().all():
+            return
+        iteration, names, values = next(w for w in watched if not w[2].isfinite().all())
+        raise NonFiniteLoss(iteration, dict(zip(names, values.tolist(), strict=True)))

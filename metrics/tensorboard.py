@@ -5,34 +5,32 @@ from pathlib import Path
 
 import numpy as np
 
+from data.palette import voc_palette
 from data.protocols import IGNORE_INDEX
-
-
-def voc_palette(num_colours: int = 256) -> np.ndarray:
-    """The colour of each class id: the bits of the id dealt out to R, G, B from the highest bit down (VOC's own map)."""
-    ids = np.arange(num_colours)
-    palette = np.zeros((num_colours, 3), dtype=np.uint8)
-    for bit in range(8):
-        for channel in range(3):
-            palette[:, channel] |= (((ids >> (3 * bit + channel)) & 1) << (7 - bit)).astype(np.uint8)
-    return palette
 
 
 class Board:
     """A SummaryWriter that knows the names used here. On ranks other than the first it writes nothing."""
 
-    def __init__(self, folder: Path, enabled: bool = True, purge_step: int | None = None):
+    def __init__(self, folder: Path, enabled: bool = True):
+        self.folder, self.enabled = folder, enabled
+        self.is_new = not any(folder.glob("events.*"))
         self.writer = None
-        if enabled:
-            from torch.utils.tensorboard import (
-                SummaryWriter,
-            )  # takes a second, which --help need not wait for
 
-            self.writer = SummaryWriter(str(folder), purge_step=purge_step)
+    def open(self, at: int | None = None) -> None:
+        """Start writing. TensorBoard discards what an interrupted run wrote from iteration `at` on; None keeps it all."""
+        if self.enabled:
+            # Imported late: it takes a second, which --help and a config error need not wait for.
+            from torch.utils.tensorboard import SummaryWriter
+
+            self.close()
+            self.writer = SummaryWriter(str(self.folder), purge_step=at)
 
     def config(self, text: str) -> None:
-        if self.writer:
+        """Once per run, however often the board is opened."""
+        if self.writer and self.is_new:
             self.writer.add_text("config", "```yaml\n" + text + "\n```", 0)
+            self.is_new = False
 
     def scalars(self, values: Mapping[str, float | None], at: int) -> None:
         if self.writer:

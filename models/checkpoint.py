@@ -18,6 +18,8 @@ from torch import Tensor
 from models.parallel import Ranks, gather_objects
 from models.segmenter import Segmenter, build_segmenter
 
+FOLDER_MARK = 0x10  # in the attributes of a zip record
+
 
 class CheckpointError(ValueError):
     pass
@@ -54,7 +56,10 @@ def verify(path: Path) -> None:
     try:
         with zipfile.ZipFile(path) as archive:
             damaged = archive.testzip()
-    except (OSError, zipfile.BadZipFile, EOFError, NotImplementedError, RuntimeError, ValueError) as error:
+            # A record marked as a folder has no content for torch, which then hands out memory nobody has written.
+            marked = (record.filename for record in archive.infolist() if record.external_attr & FOLDER_MARK)
+            damaged = damaged or next(marked, None)
+    except Exception as error:  # damaged files make zipfile and its decompressors raise a dozen types
         raise CheckpointError(f"{path}: not a whole checkpoint ({error})") from error
     if damaged is not None:
         raise CheckpointError(f"{path}: the record {damaged} does not match its checksum")
@@ -65,9 +70,12 @@ def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
         raise CheckpointError(f"{path}: no such checkpoint")
     verify(path)
     try:
-        return torch.load(path, map_location=device, weights_only=True)
+        state = torch.load(path, map_location=device, weights_only=True)
     except Exception as error:  # torch raises half a dozen unrelated types for files that are not ours
         raise CheckpointError(f"{path}: not a checkpoint of this project ({_first_line(error)})") from error
+    if not isinstance(state, dict):
+        raise CheckpointError(f"{path}: not a checkpoint of this project (it holds a {type(state).__name__})")
+    return state
 
 
 def load_newest(path: Path, device: torch.device | str, warn: Callable[[str], None]) -> dict[str, Any] | None:
@@ -96,12 +104,12 @@ def load_segmenter(
         raise CheckpointError(
             f"{path}: not a step checkpoint of this project (no {', '.join(sorted(missing))})"
         )
-    model = build_segmenter(**state["network"]["arguments"], group=group)
-    for size in state["network"]["classifiers"]:
-        model.add_classes(size)
     try:
+        model = build_segmenter(**state["network"]["arguments"], group=group)
+        for size in state["network"]["classifiers"]:
+            model.add_classes(size)
         model.load_state_dict(state.pop("model"))
-    except RuntimeError as error:
+    except (RuntimeError, TypeError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path}: the weights do not fit the network it names ({error})") from error
     return model.to(device), state
 

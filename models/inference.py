@@ -29,11 +29,10 @@ def predict(
     size = images.shape[-2:]
     total = None
     for scale in scales:
-        scaled = (
-            images
-            if scale == 1.0
-            else F.interpolate(images, scale_factor=scale, mode="bilinear", antialias=True)
-        )
+        scaled = images
+        if scale != 1.0:
+            sides = [max(1, round(side * scale)) for side in size]
+            scaled = F.interpolate(images, size=sides, mode="bilinear", antialias=True)
         for flipped in (False, True) if flip else (False,):
             scores = forward(scaled.flip(-1)).flip(-1) if flipped else forward(scaled)
             scores = (

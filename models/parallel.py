@@ -1,5 +1,6 @@
 """Ranks, devices, signals, and what the ranks exchange. One process without torchrun, or one per GPU (nccl) or per CPU share (gloo)."""
 
+import hashlib
 import os
 import signal
 from collections.abc import Iterator
@@ -11,6 +12,10 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
+
+
+class RankError(RuntimeError):
+    """The ranks disagree."""
 
 
 @dataclass(frozen=True)
@@ -95,6 +100,28 @@ def any_rank(ranks: Ranks, flag: bool) -> bool:
     told = torch.tensor(float(flag), device=ranks.device)
     dist.all_reduce(told, op=dist.ReduceOp.MAX)
     return bool(told.item())
+
+
+@torch.no_grad()
+def agree(model: nn.Module, ranks: Ranks) -> None:
+    """Norm statistics of rank 0 for everybody, then proof that all ranks hold the same model, bit for bit."""
+    if ranks.group is None:
+        return
+    for buffer in model.buffers():
+        dist.broadcast(buffer, src=0)
+    digests = {
+        name: hashlib.blake2b(
+            tensor.cpu().flatten().view(torch.uint8).numpy().tobytes(), digest_size=8
+        ).hexdigest()
+        for name, tensor in model.state_dict().items()
+    }
+    everybody = gather_objects(ranks, digests)
+    different = [name for name in digests if len({theirs[name] for theirs in everybody}) > 1]
+    if different:
+        raise RankError(
+            f"the ranks no longer hold the same weights ({len(different)} tensors differ, the first is {different[0]}): "
+            "something in the method or the model differs between ranks; the last checkpoint is from rank 0"
+        )
 
 
 def wrap(model: nn.Module, ranks: Ranks) -> nn.Module:

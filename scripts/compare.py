@@ -10,15 +10,15 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from configs.schema import load_config
+from configs.schema import ConfigError, load_config
 from data import DataError, load_dataset
 from data.files import read_image, read_mask
+from data.palette import voc_palette
 from data.protocols import Step, protocol_steps, steps_from_lists
 from data.transforms import normalise
 from metrics.continual import group_names
 from metrics.results import RunError, read_results
 from metrics.tables import format_table, percent
-from metrics.tensorboard import voc_palette
 from models import checkpoint
 from models.inference import predict
 
@@ -31,13 +31,15 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--picture", type=Path, help="write the picture here (.png)")
     parser.add_argument("--examples", type=int, default=6, help="test pictures shown in it")
     options = parser.parse_args(arguments)
+    if options.examples < 1:
+        parser.error("--examples: at least one test picture is shown")
     try:
         results = [load_results(run) for run in options.runs]
         steps = [steps_of(run) for run in options.runs]
         print(comparison(options.runs, results, steps[0]))
         if options.picture:
             draw(options.picture, options.runs, results, steps[0], options.examples)
-    except (RunError, DataError, checkpoint.CheckpointError) as error:
+    except (ConfigError, RunError, DataError, checkpoint.CheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
@@ -57,7 +59,7 @@ def steps_of(run: Path) -> list[Step]:
     if config.data.steps is None:
         return protocol_steps(config.data.dataset, config.data.protocol)
     dataset = load_dataset(config.data.dataset, config.data.root, config.data.train_list)
-    return steps_from_lists(map(dataset.class_ids, config.data.steps))
+    return steps_from_lists(config.data.steps, dataset.class_names)
 
 
 def comparison(runs: list[Path], results: list[list[dict]], steps: list[Step]) -> str:
@@ -96,7 +98,7 @@ def draw(
     axis.legend()
     axis.grid(alpha=0.3)
     titles = ["picture", "truth", *(run.name for run in runs)]
-    for row, cells in zip(right.subplots(len(panels), len(titles)), panels, strict=True):
+    for row, cells in zip(right.subplots(len(panels), len(titles), squeeze=False), panels, strict=True):
         for cell, title, image in zip(row, titles, cells, strict=True):
             cell.imshow(image, interpolation="nearest")
             cell.axis("off")

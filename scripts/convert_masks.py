@@ -20,16 +20,7 @@ from tqdm import tqdm
 
 from data.dataset import DataError, read_lines
 from data.files import write_atomically
-
-
-def voc_colours() -> np.ndarray:
-    """VOC's colour of each label, 256 x 3: the bits of a label are dealt to red, green, blue from the top bit down."""
-    labels = np.arange(256)
-    colours = np.zeros((256, 3), np.uint8)
-    for bit in range(8):
-        channel, power = bit % 3, 7 - bit // 3
-        colours[:, channel] |= ((labels >> bit & 1) << power).astype(np.uint8)
-    return colours
+from data.palette import voc_palette
 
 
 def read_colours(path: Path) -> dict[int, tuple[int, int, int]]:
@@ -103,7 +94,7 @@ def run(folder: Path, output: Path | None, in_place: bool, colours_file: Path | 
     if colours_file:
         colours = read_colours(colours_file)
     else:
-        colours = {label: tuple(map(int, colour)) for label, colour in enumerate(voc_colours())}
+        colours = {label: tuple(map(int, colour)) for label, colour in enumerate(voc_palette())}
     target = folder if in_place else output or folder.with_name(f"{folder.name}-labels")
     if target.resolve() == folder.resolve() and not in_place:
         raise DataError(f"{target}: is the folder of the colour masks itself; say --in-place to replace them")

@@ -3,8 +3,8 @@
 #   bash scripts/quickstart.sh [key.sub=value ...]        overrides go to every run, for example train.seed=2
 # Started again it goes on where it stopped. RUNS (default runs/quickstart) is where everything is written.
 set -euo pipefail
-source "$(dirname "$0")/environment.sh"
 case "${1:-}" in -h | --help) sed -n '2,4s/^# //p' "$0"; exit 0 ;; esac
+source "$(dirname "$0")/environment.sh"
 
 install requirements.txt
 runs="${RUNS:-runs/quickstart}"
@@ -24,4 +24,4 @@ train mib-altersgd configs/methods/mib.yaml configs/altersgd.yaml "train.start_f
 echo
 "$PYTHON" -m scripts.compare "$runs"/{ft,lwf,mib,mib-altersgd} --picture "$runs/quickstart.png"
 echo
-echo "The picture is $runs/quickstart.png. To watch the curves:  ${PYTHON%/python}/tensorboard --logdir $runs"
+echo "The picture is $runs/quickstart.png. To watch the curves:  $PYTHON -m tensorboard.main --logdir $runs"

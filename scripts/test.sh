@@ -2,11 +2,11 @@
 # All checks: lint, format, tests. Installs what they need into .venv, inplace-abn built from source where there is a compiler.
 #   bash scripts/test.sh [--fast] [pytest arguments]        --fast leaves out the tests marked slow
 set -euo pipefail
-source "$(dirname "$0")/environment.sh"
 case "${1:-}" in -h | --help) sed -n '2,3s/^# //p' "$0"; exit 0 ;; esac
+source "$(dirname "$0")/environment.sh"
 
 install requirements-dev.txt
-if ! "$PYTHON" -c 'import torch, inplace_abn' 2>/dev/null; then
+if [ "$PYTHON" = "$PWD/.venv/bin/python" ] && ! "$PYTHON" -c 'import torch, inplace_abn' 2>/dev/null; then
   if command -v c++ >/dev/null; then
     echo "building inplace-abn (a minute or two) ..."
     SETUPTOOLS_SCM_PRETEND_VERSION=1.1.0 "$PYTHON" -m pip install --quiet --disable-pip-version-check \

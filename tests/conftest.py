@@ -1,5 +1,6 @@
 import os
 import signal
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -86,3 +87,12 @@ def keep_signal_handlers():
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def event_files_in_order(monkeypatch):
+    """TensorBoard reads event files in the order of their names, which end in a count per process: after a second's 9 comes
+    its 10, which sorts before. A process that trains does not open ten in a second; a process that tests does."""
+    writer = sys.modules.get("tensorboard.summary.writer.event_file_writer")
+    if writer is not None:
+        monkeypatch.setattr(writer, "_global_uid", writer.AtomicCounter(0))

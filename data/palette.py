@@ -1,0 +1,18 @@
+"""VOC's colours, in which masks are stored and shown."""
+
+from __future__ import annotations
+
+from functools import cache
+
+import numpy as np
+
+
+@cache
+def voc_palette() -> np.ndarray:
+    """The colour of each label, (256, 3) bytes: its bits are dealt to red, green, blue from the top bit down."""
+    labels = np.arange(256)
+    palette = np.zeros((256, 3), np.uint8)
+    for bit in range(8):
+        palette[:, bit % 3] |= ((labels >> bit & 1) << (7 - bit // 3)).astype(np.uint8)
+    palette.setflags(write=False)  # everybody gets the same one
+    return palette

@@ -1,0 +1,265 @@
+"""Is a data set complete? One screen: pictures per list and class, missing and broken files, sizes of the steps.
+
+    python -m scripts.check_data /data/VOC2012
+    python -m scripts.check_data /data/VOC2012 --full --protocols 15-1 10-1 --problems problems.txt
+
+Exit codes: 0 complete; 1 usable, but something is missing, broken or other than the official data set; 2 not usable.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import NamedTuple
+
+from data import DATASETS, DataError, Dataset, Picture, find_dataset
+from data.dataset import SHOWN_PROBLEMS
+from data.incremental import select_test, select_train
+from data.index import scan
+from data.official import LISTS, PICTURES_PER_CLASS, STEP_SIZES, is_official
+from data.protocols import Step, protocol_steps
+from metrics.tables import format_table
+
+COMPLETE, DIFFERENT, UNUSABLE = 0, 1, 2
+DEFAULT_PROTOCOLS = {"voc": ("15-1", "15-5", "19-1"), "ade": ("100-50", "100-10", "50-50"), "folder": ()}
+SCREEN_WIDTH = 100
+MOST_CLASSES = 60  # with more of them only the rarest and the most frequent are shown
+
+
+@dataclass
+class CheckedList:
+    """A list of pictures after its files were looked at."""
+
+    name: str
+    official: int | None
+    is_official: bool
+    missing: list[str]  # problems of lines without a pair of files
+    broken: list[str]  # problems of files that cannot be used
+    classes: list[frozenset[int]]  # of each picture that can
+
+    @property
+    def listed(self) -> int:
+        return len(self.missing) + len(self.broken) + len(self.classes)
+
+
+class StepSizes(NamedTuple):
+    protocol: str
+    mode: str  # or "test"
+    here: tuple[int, ...]
+    published: tuple[int, ...] | None
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.check_data",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("root", type=Path, help="folder of the data set, as in data.root")
+    parser.add_argument("--dataset", choices=DATASETS, help="what it is (default: what it looks like)")
+    parser.add_argument("--protocols", nargs="+", metavar="P", help="whose steps to count, such as 15-1")
+    parser.add_argument(
+        "--full", action="store_true", help="decode every picture, not just its first and last bytes"
+    )
+    parser.add_argument(
+        "--problems", type=Path, metavar="FILE", help="write every problem to a file, one per line"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        dataset = recognise(options.root, options.dataset)
+    except DataError as error:
+        print(f"not usable: {error}")
+        return UNUSABLE
+    protocols = options.protocols or DEFAULT_PROTOCOLS[dataset.name]
+    try:  # before the scan, which takes its time
+        steps = {protocol: protocol_steps(dataset.name, protocol) for protocol in protocols}
+    except DataError as error:
+        parser.error(str(error))
+    lists = check_lists(dataset, options.root, options.full)
+    sizes = count_steps(dataset, lists, steps)
+    problems = [problem for checked in lists.values() for problem in checked.missing + checked.broken]
+    if options.problems:
+        try:
+            options.problems.write_text("".join(f"{problem}\n" for problem in problems), encoding="utf-8")
+        except OSError as error:
+            parser.error(f"--problems: {error}")
+    print("\n\n".join(screen(dataset, options.root, lists, sizes, problems)) + "\n")
+    empty = [name for name in (dataset.train_list, "val") if not lists[name].classes]
+    if empty:
+        print(f"not usable: {' and '.join(empty)}: no picture can be used")
+        return UNUSABLE
+    differences = list(find_differences(dataset, lists, sizes))
+    if differences:
+        print("usable, but " + "\n        and ".join(differences))
+        return DIFFERENT
+    print("complete")
+    return COMPLETE
+
+
+def recognise(root: Path, name: str | None) -> Dataset:
+    """The data set below `root`; without a name, the first kind whose folders are there."""
+    if not root.expanduser().is_dir():
+        raise DataError(f"{root} is not a folder; give the one that holds the data set")
+    errors = []
+    for candidate in [name] if name else DATASETS:
+        try:
+            return find_dataset(candidate, root)
+        except DataError as error:
+            errors.append(str(error))
+    raise DataError("\n  ".join(dict.fromkeys(errors)))
+
+
+def check_lists(dataset: Dataset, root: Path, full: bool) -> dict[str, CheckedList]:
+    """Every list of the data set, by name; each file is looked at once, however many lists name it."""
+    found = {dataset.train_list: dataset.train, "val": dataset.test}
+    missing = dict(dataset.problems)
+    for other in LISTS.get(dataset.name, {}).keys() - found:  # VOC has one more list than a run uses
+        try:
+            alternative = find_dataset(dataset.name, root, other)
+        except DataError:
+            continue
+        if alternative.train:
+            found[other], missing[other] = alternative.train, alternative.problems[other]
+    pictures = list(dict.fromkeys(picture for group in found.values() for picture in group))
+    findings = dict(
+        zip(pictures, scan(dataset.name, pictures, dataset.num_classes, decode=full), strict=True)
+    )
+
+    def check(name: str, group: Sequence[Picture]) -> CheckedList:
+        sound = [picture for picture in group if not findings[picture].problem]
+        return CheckedList(
+            name,
+            LISTS.get(dataset.name, {}).get(name),
+            is_official(dataset.name, name, (picture.name for picture in sound)),
+            missing[name],
+            [findings[picture].problem for picture in group if findings[picture].problem],
+            [findings[picture].classes for picture in sound],
+        )
+
+    return {name: check(name, found[name]) for name in sorted(found)}
+
+
+def count_steps(
+    dataset: Dataset, lists: dict[str, CheckedList], protocols: dict[str, list[Step]]
+) -> list[StepSizes]:
+    """Pictures of each step; with the published numbers if the list is the one they were counted on."""
+    counted = []
+    for protocol, steps in protocols.items():
+        for mode in ("disjoint", "overlapped", "test"):
+            checked = lists["val" if mode == "test" else dataset.train_list]
+            choose = select_test if mode == "test" else partial(select_train, mode=mode)
+            here = tuple(len(choose(checked.classes, step)) for step in steps)
+            published = STEP_SIZES.get((dataset.name, checked.name, protocol, mode))
+            counted.append(StepSizes(protocol, mode, here, published if checked.is_official else None))
+    return counted
+
+
+def find_differences(
+    dataset: Dataset, lists: dict[str, CheckedList], sizes: list[StepSizes]
+) -> Iterator[str]:
+    """Why this is not the complete data set, in words."""
+    for checked in lists.values():
+        if checked.missing or checked.broken:
+            yield (
+                f"{checked.name} has {len(checked.missing):,} missing and {len(checked.broken):,} broken; "
+                "training refuses: mend the files or remove their lines"
+            )
+        elif checked.official and checked.listed != checked.official:
+            yield f"{checked.name} has {checked.listed:,} pictures, the official one {checked.official:,}"
+        elif checked.official and not checked.is_official:
+            yield f"{checked.name} has as many pictures as the official one, but others"
+    if dataset.name == "voc" and dataset.train_list == "train":
+        yield "train_aug is not there, on which published figures were trained"
+    others = [f"{row.protocol} {row.mode}" for row in sizes if row.published not in (None, row.here)]
+    if others:
+        yield f"masks differ from the official ones: steps of {', '.join(others)} are not as published"
+    both = {picture.image for picture in dataset.train} & {picture.image for picture in dataset.test}
+    if both:
+        yield f"{len(both):,} pictures are in {dataset.train_list} and in val, {min(both)} for example"
+    for name in (dataset.train_list, "val"):
+        shown = frozenset().union(*lists[name].classes)
+        absent = [dataset.class_names[c] for c in range(1, dataset.num_classes) if c not in shown]
+        if absent:
+            more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
+            yield f"no picture of {name} shows {', '.join(absent[:5])}{more}"
+
+
+# -------------------------------------------------------------------------------------------------------- the screen
+
+
+def screen(
+    dataset: Dataset,
+    root: Path,
+    lists: dict[str, CheckedList],
+    sizes: list[StepSizes],
+    problems: list[str],
+) -> Iterator[str]:
+    """The parts of the report, one after the other."""
+    yield f"{root}: {dataset.name}, {dataset.num_classes - 1} classes, trains on {dataset.train_list}"
+    yield list_table(lists)
+    yield class_columns(dataset, lists[dataset.train_list])
+    if sizes:
+        yield step_table(sizes)
+    if problems:
+        shown = problems[:SHOWN_PROBLEMS]
+        if len(problems) > len(shown):
+            shown.append(f"... and {len(problems) - len(shown):,} more; --problems FILE writes them all")
+        yield "\n".join(shown)
+
+
+def list_table(lists: dict[str, CheckedList]) -> str:
+    rows = [
+        [
+            checked.name,
+            "-" if checked.official is None else f"{checked.official:,}",
+            *(f"{number:,}" for number in (checked.listed, len(checked.missing), len(checked.broken))),
+        ]
+        for checked in lists.values()
+    ]
+    return format_table(["list", "official", "listed", "missing", "broken"], rows)
+
+
+def class_columns(dataset: Dataset, train: CheckedList) -> str:
+    """Pictures per class, in as many columns as fit the screen, read downwards."""
+    counts = Counter(class_id for classes in train.classes for class_id in classes)
+    ids = list(range(1, dataset.num_classes))
+    title = f"pictures per class in {train.name}"
+    official = PICTURES_PER_CLASS.get((dataset.name, train.name))
+    if official:
+        title += " / in the official one"
+    if len(ids) > MOST_CLASSES:
+        by_count = sorted(ids, key=lambda class_id: counts[class_id])
+        ids = by_count[: MOST_CLASSES // 4] + by_count[-MOST_CLASSES // 4 :]
+        title += f": the {MOST_CLASSES // 4} rarest and most frequent"
+    names = [dataset.class_names[class_id] for class_id in ids]
+    width = max(map(len, names))
+    cells = [
+        f"{name:{width}} {counts[class_id]:>6,}" + (f" / {official[class_id - 1]:>5,}" if official else "")
+        for class_id, name in zip(ids, names, strict=True)
+    ]
+    columns = min(len(cells), max(1, (SCREEN_WIDTH + 3) // (len(cells[0]) + 3)))
+    height = -(-len(cells) // columns)
+    return "\n".join([title, *("   ".join(cells[row::height]) for row in range(height))])
+
+
+def step_table(sizes: list[StepSizes]) -> str:
+    lines = ["pictures per step"]
+    for protocol, mode, here, published in sizes:
+        line = f"{protocol:7} {mode:10} {_row(here)}"
+        if published:
+            line += "   as published" if here == published else f"   published: {_row(published)}"
+        lines.append(line)
+    return "\n".join(lines)
+
+
+def _row(sizes: Sequence[int]) -> str:
+    return " ".join(f"{size:>6,}" for size in sizes)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,264 @@
+"""Faults injected for real: signals, full disks, corrupt bytes, dying processes. Nothing may be lost or silently wrong."""
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing as multiprocessing
+from conftest import write_voc
+from test_distributed import become_rank, free_port
+
+import train
+from data.incremental import StepDataset
+from metrics.results import RunFolder
+from models import checkpoint, parallel
+
+ROOT = Path(train.__file__).parent
+SMALL = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+
+
+def weights_of(folder: Path, step: int = 1) -> dict[str, torch.Tensor]:
+    return checkpoint.load(folder / f"step_{step}.pt")["model"]
+
+
+def same_bits(a: dict, b: dict) -> bool:
+    return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_saves_and_leaves_with_code_75(number, toy_arguments, tmp_path):
+    options = ("method.name=mib", "train.epochs=200", "train.epochs_later=2")
+    command = [sys.executable, "train.py", *toy_arguments(*options)]
+    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | SMALL, stderr=subprocess.PIPE, text=True)
+    events = tmp_path / "runs/run"
+    while not list(events.glob("events.*")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    time.sleep(0.5)
+    process.send_signal(number)
+    errors = process.communicate(timeout=60)[1]
+    assert process.returncode == train.STOPPED_BY_SIGNAL
+    assert "stopped at step 0, iteration" in errors and "Traceback" not in errors
+    stopped_at = checkpoint.load(events / "resume.pt")["position"]["iteration"]
+    assert 0 < stopped_at < 400
+    assert train.main(toy_arguments(*options)) == 0
+    assert train.main(toy_arguments(*options, name="whole")) == 0
+    assert same_bits(weights_of(tmp_path / "runs/run"), weights_of(tmp_path / "runs/whole"))
+
+
+@pytest.fixture
+def file_size_limit():
+    """A file system that has no room for a checkpoint, but for everything else."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (size, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+def test_a_disk_that_fills_up_keeps_the_checkpoint_before(toy_arguments, tmp_path, file_size_limit, capsys):
+    assert train.main(toy_arguments("train.last_step=0")) == 0
+    first = (tmp_path / "runs/run/step_0.pt").read_bytes()
+    file_size_limit(len(first) // 2)
+    assert train.main(toy_arguments()) == 2
+    message = capsys.readouterr().err
+    assert "step_1.pt: the checkpoint could not be written" in message and "make room" in message
+    assert (tmp_path / "runs/run/step_0.pt").read_bytes() == first
+    assert not list((tmp_path / "runs/run").glob(".*.tmp"))
+    file_size_limit(resource.RLIM_INFINITY)
+    assert train.main(toy_arguments()) == 0
+    assert train.main(toy_arguments(name="whole")) == 0
+    assert same_bits(weights_of(tmp_path / "runs/run"), weights_of(tmp_path / "runs/whole"))
+
+
+@pytest.mark.parametrize("damage", ["truncate", "flip"])
+def test_a_damaged_step_checkpoint_is_set_aside_and_trained_again(damage, toy_arguments, tmp_path, capsys):
+    assert train.main(toy_arguments("method.name=mib")) == 0
+    path = tmp_path / "runs/run/step_1.pt"
+    whole, content = weights_of(tmp_path / "runs/run"), bytearray(path.read_bytes())
+    if damage == "truncate":
+        content = content[: len(content) // 3]
+    else:
+        content[len(content) // 3] ^= 1
+    path.write_bytes(content)
+    assert train.main(toy_arguments("method.name=mib")) == 0
+    assert "step_1.damaged" in capsys.readouterr().out
+    assert same_bits(weights_of(tmp_path / "runs/run"), whole)
+
+
+@pytest.fixture
+def own_voc(tmp_path) -> Path:
+    """A copy of a data set that a test may spoil."""
+    train_pictures = [[1], [2], [1, 2], [2], [3], [3, 1], [3], [3, 2]]
+    return write_voc(tmp_path / "voc", train_pictures, [[1, 2], [3], [1]])
+
+
+def test_a_data_set_that_changes_between_starts_is_noticed(own_voc, toy_arguments, tmp_path, capsys):
+    arguments = toy_arguments(f"data.root={own_voc}", "train.last_step=0")
+    assert train.main(arguments) == 0
+    lists = own_voc / "ImageSets/Segmentation/train_aug.txt"
+    names = lists.read_text().split()
+    lists.write_text("\n".join(names[:-1]) + "\n")
+    assert train.main(toy_arguments(f"data.root={own_voc}")) == 2
+    message = capsys.readouterr().err
+    assert "begun with other train pictures" in message and "run.force=true" in message
+    lists.write_text("\n".join(names) + "\n")
+    moved = own_voc.rename(own_voc.with_name("elsewhere"))
+    assert train.main(arguments) == 2
+    assert "does not exist" in capsys.readouterr().err
+    assert train.main(toy_arguments(f"data.root={moved}")) == 0  # the same pictures at another place
+
+
+def test_a_picture_that_breaks_during_training_is_named(own_voc, toy_arguments, tmp_path, capsys):
+    original = StepDataset.__getitem__
+    broken = own_voc / "JPEGImages/train_aug_001.jpg"
+
+    def spoiling(self, item):
+        broken.write_bytes(b"\xff\xd8 no picture")
+        return original(self, item)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(StepDataset, "__getitem__", spoiling)
+        assert train.main(toy_arguments(f"data.root={own_voc}", "train.epochs=8")) == 2
+    assert "train_aug_001.jpg" in capsys.readouterr().err
+
+
+def test_a_data_worker_that_dies_is_explained(toy_arguments, monkeypatch, capsys):
+    def die(self, item):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+    monkeypatch.setattr(StepDataset, "__getitem__", die)
+    assert train.main(toy_arguments("data.workers=1")) == 1
+    message = capsys.readouterr().err
+    assert "lower data.workers" in message and "goes on from the last checkpoint" in message
+
+
+def test_two_runs_in_one_folder_are_refused(toy_arguments, tmp_path, capsys):
+    folder = RunFolder(tmp_path / "runs/run")
+    folder.lock()
+    assert train.main(toy_arguments()) == 2
+    assert "another run is writing to this folder" in capsys.readouterr().err
+    folder.unlock()
+    assert train.main(toy_arguments()) == 0
+
+
+# A rank that dies once, in the middle of step 1, and leaves a note so that it does not die again.
+DYING_RANK = """
+import os, signal, sys
+from pathlib import Path
+import train
+original, note = train.accumulate_gradients, Path(sys.argv.pop())
+count = 0
+def accumulate_gradients(*arguments):
+    global count
+    count += 1
+    if os.environ["RANK"] == "1" and count == 7 and not note.exists():
+        note.touch()
+        os.kill(os.getpid(), signal.SIGKILL)
+    return original(*arguments)
+train.accumulate_gradients = accumulate_gradients
+sys.exit(train.main(sys.argv[1:]))
+"""
+
+
+def torchrun(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", *arguments]
+
+
+@pytest.mark.slow
+def test_a_rank_that_dies_is_restarted_from_the_last_checkpoint(toy_arguments, tmp_path):
+    script = tmp_path / "dying.py"
+    script.write_text(DYING_RANK)
+    options = ("method.name=mib", "run.checkpoint_every=1")
+    launch = torchrun("--standalone", "--nproc_per_node=2")
+    for name, restarts in {"whole": [], "hurt": ["--max-restarts=1"]}.items():
+        note = tmp_path / "died"
+        if name == "whole":
+            note.touch()
+        else:
+            note.unlink()
+        command = [*launch, *restarts, str(script), *toy_arguments(*options, name=name), str(note)]
+        done = subprocess.run(command, cwd=ROOT, env=os.environ | SMALL, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+    assert (tmp_path / "died").exists() and "going on with step 1 after iteration" in done.stdout
+    assert same_bits(weights_of(tmp_path / "runs/whole"), weights_of(tmp_path / "runs/hurt"))
+
+
+@pytest.mark.slow
+def test_two_machines_on_loopback_equal_one_with_two_ranks(toy_arguments, tmp_path):
+    arguments = toy_arguments("method.name=mib", "phase.name=altersgd", name="one")
+    command = [*torchrun("--standalone", "--nproc_per_node=2"), "train.py", *arguments]
+    subprocess.run(command, cwd=ROOT, env=os.environ | SMALL, check=True, capture_output=True)
+    arguments = toy_arguments("method.name=mib", "phase.name=altersgd", name="two")
+    meeting = [
+        "--nnodes=2",
+        "--nproc_per_node=1",
+        "--rdzv-backend=c10d",
+        f"--rdzv-endpoint=127.0.0.1:{free_port()}",
+    ]
+    agents = [
+        subprocess.Popen(
+            [*torchrun(*meeting, "--rdzv-id=rehearsal", "--local-addr=127.0.0.1"), "train.py", *arguments],
+            cwd=ROOT,
+            env=os.environ | SMALL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(2)
+    ]
+    errors = [agent.communicate(timeout=300)[1] for agent in agents]
+    assert [agent.returncode for agent in agents] == [0, 0], errors
+    assert same_bits(weights_of(tmp_path / "runs/one"), weights_of(tmp_path / "runs/two"))
+    results = json.loads((tmp_path / "runs/two/results.json").read_text())
+    assert results["environment"]["world_size"] == 2
+
+
+def disagree(rank: int, world: int, port: int) -> None:
+    become_rank(rank, world, port)
+    ranks = parallel.start_ranks("cpu")
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2), torch.nn.BatchNorm1d(2))
+    with torch.no_grad():
+        model[0].weight.fill_(1.0)
+        model[0].bias.fill_(0.0)
+        model[1].running_mean.fill_(float(rank))
+    parallel.agree(model, ranks)
+    assert model[1].running_mean.tolist() == [0.0, 0.0]
+    with torch.no_grad():
+        model[0].bias[1] = 1e-7 * rank
+    with pytest.raises(parallel.RankError, match=r"first is 0\.bias"):
+        parallel.agree(model, ranks)
+    parallel.stop_ranks()
+
+
+def test_ranks_that_drift_apart_are_noticed():
+    multiprocessing.spawn(disagree, (2, free_port()), nprocs=2)
+
+
+def test_norms_that_cannot_synchronise_are_refused(toy_arguments, tmp_path):
+    pytest.importorskip("inplace_abn")
+    config = train.read_config(toy_arguments("model.norm=iabn"))
+    alone = parallel.start_ranks("cpu")
+    run = train.prepare_run(config, alone, None)
+    two = type("Group", (), {"size": lambda self: 2})()  # what the norm asks of a process group before it refuses
+    run.ranks = parallel.Ranks(0, 2, 0, alone.device, two)
+    with pytest.raises(train.RunError, match=r"model\.norm=abn|model\.sync=false"):
+        train.train_step(run, run.steps[0])
+    run.folder.unlock()
+
+
+@pytest.mark.slow
+def test_killed_runs_end_with_the_same_bits(tmp_path):
+    """A short form of `python -m scripts.crash_test --kills 50`."""
+    command = [sys.executable, "-m", "scripts.crash_test", "--kills", "3", "--folder", str(tmp_path)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | SMALL)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "trials identical after 3 kills" in done.stdout
+    shutil.rmtree(tmp_path, ignore_errors=True)

@@ -1,0 +1,246 @@
+"""The shell scripts, in a copy of the project where Python only writes down how it was called; and scripts.compare."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+import train
+from configs.schema import load_config
+from data.protocols import PROTOCOLS
+from scripts import compare
+
+ROOT = Path(train.__file__).parent
+SHELL_SCRIPTS = sorted(path.name for path in ROOT.glob("scripts/*.sh"))
+PROTOCOL_SCRIPTS = [f"{dataset}_{protocol}.sh" for dataset in PROTOCOLS for protocol in PROTOCOLS[dataset]]
+FAKE_PYTHON = """#!/bin/bash
+echo "$*" >>"$CALLS"
+case "$*" in
+  "-m venv .venv") mkdir -p .venv/bin; cp "$0" .venv/bin/python ;;
+  *device_count*) echo 2 ;;
+  *inplace_abn*) exit 1 ;;
+esac
+"""
+
+
+class Project:
+    """A copy of the scripts with a recording python3 in the PATH."""
+
+    def __init__(self, folder: Path):
+        self.root, self.calls_file = folder / "project", folder / "calls"
+        shutil.copytree(ROOT / "scripts", self.root / "scripts")
+        for path in ROOT.glob("requirements*.txt"):
+            shutil.copy(path, self.root)
+        self.python = folder / "bin" / "python3"
+        self.python.parent.mkdir()
+        self.python.write_text(FAKE_PYTHON)
+        self.python.chmod(0o755)
+
+    def run(self, script: str, *arguments: str, cwd: Path | None = None, **variables: str):
+        inherited = {
+            k: v for k, v in os.environ.items() if k not in ("PYTHON", "GPUS", "TORCHRUN_ARGS", "RUNS")
+        }
+        path = f"{self.python.parent}:{os.environ['PATH']}"
+        environment = inherited | {"PATH": path, "CALLS": str(self.calls_file)} | variables
+        command = ["bash", script, *arguments]
+        return subprocess.run(
+            command, cwd=cwd or self.root, env=environment, capture_output=True, text=True, timeout=60
+        )
+
+    @property
+    def calls(self) -> list[str]:
+        return self.calls_file.read_text().splitlines() if self.calls_file.exists() else []
+
+
+@pytest.fixture
+def project(tmp_path) -> Project:
+    return Project(tmp_path)
+
+
+# ---- every script -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", SHELL_SCRIPTS)
+def test_shell_scripts_parse(name):
+    checked = subprocess.run(["bash", "-n", f"scripts/{name}"], cwd=ROOT, capture_output=True, text=True)
+    assert checked.returncode == 0, checked.stderr
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+@pytest.mark.parametrize("name", [*PROTOCOL_SCRIPTS, "quickstart.sh", "test.sh"])
+def test_help_prints_the_usage_and_does_nothing_else(name, flag, project):
+    for place, script in ((project.root, f"scripts/{name}"), (project.root / "scripts", name)):
+        shown = project.run(script, flag, cwd=place)
+        assert shown.returncode == 0 and shown.stderr == ""
+        assert f"bash scripts/{name} " in shown.stdout and not shown.stdout.startswith("#")
+    assert project.calls == [] and not (project.root / ".venv").exists()
+
+
+@pytest.mark.parametrize("name", PROTOCOL_SCRIPTS)
+def test_protocol_scripts_want_a_data_folder(name, project):
+    refused = project.run(f"scripts/{name}")
+    assert refused.returncode == 2 and f"bash scripts/{name} <" in refused.stdout
+    assert project.calls == [] and not (project.root / ".venv").exists()
+
+
+@pytest.mark.parametrize("name", PROTOCOL_SCRIPTS)
+def test_each_protocol_script_launches_its_own_protocol(name, project):
+    done = project.run(f"scripts/{name}", "/data/here", "a.yaml", "b.c=[1, 2]", PYTHON=str(project.python))
+    assert done.returncode == 0, done.stderr
+    dataset, protocol = name.removesuffix(".sh").split("_")
+    overlay = f"configs/{dataset}/{protocol}.yaml"
+    assert project.calls[1:] == [
+        "-m torch.distributed.run --standalone --nproc_per_node=2 "
+        f"train.py {overlay} data.root=/data/here a.yaml b.c=[1, 2]"
+    ]
+    config = load_config([ROOT / overlay])
+    assert (config.data.dataset, config.data.protocol) == (dataset, protocol)
+
+
+def test_data_folder_is_relative_to_the_caller_and_torchrun_can_be_told(project, tmp_path):
+    variables = {"PYTHON": str(project.python), "GPUS": "1"}
+    project.run("project/scripts/voc_15-1.sh", "my data", cwd=tmp_path, **variables)
+    assert (
+        f"--nproc_per_node=1 train.py configs/voc/15-1.yaml data.root={tmp_path}/my data" in project.calls[-1]
+    )
+    project.run("scripts/voc_15-1.sh", "/d", TORCHRUN_ARGS="--nnodes=2 --nproc_per_node=8", **variables)
+    assert project.calls[-1].startswith("-m torch.distributed.run --nnodes=2 --nproc_per_node=8 train.py")
+
+
+def test_an_environment_is_made_once_and_again_when_the_requirements_change(project):
+    for times in (1, 1, 2):
+        if times == 2:
+            with open(project.root / "requirements.txt", "a") as file:
+                file.write("another\n")
+        assert project.run("scripts/voc_15-1.sh", "/d").returncode == 0
+        assert project.calls.count("-m venv .venv") == 1
+        assert sum("pip install" in call for call in project.calls) == times
+
+
+def test_nothing_is_installed_into_a_python_of_the_users_own(project):
+    assert project.run("scripts/test.sh", "--fast", "-x", PYTHON=str(project.python)).returncode == 0
+    assert not [call for call in project.calls if "pip" in call]
+    assert project.calls[-3:] == ["-m ruff check .", "-m ruff format --check .", "-m pytest -m not slow -x"]
+
+
+def test_quickstart_trains_four_runs_from_one_step_0_and_compares_them(project):
+    done = project.run("scripts/quickstart.sh", "train.seed=2", PYTHON=str(project.python), RUNS="/tmp/r")
+    assert done.returncode == 0, done.stderr
+    first, *trained, last = project.calls
+    assert first == "-m data.shapes /tmp/r/shapes"
+    names = [re.search(r"run\.name=(\S+)", call)[1] for call in trained]
+    assert names == ["step0", "ft", "lwf", "mib", "mib-altersgd"]
+    assert all(call.endswith("train.seed=2") for call in trained)
+    assert all("train.start_from=/tmp/r/step0/step_0.pt" in call for call in trained[1:])
+    assert (
+        last
+        == "-m scripts.compare /tmp/r/ft /tmp/r/lwf /tmp/r/mib /tmp/r/mib-altersgd --picture /tmp/r/quickstart.png"
+    )
+
+
+# ---- what texts refer to ----------------------------------------------------------------------------------------------
+
+TEXTS = [
+    *ROOT.glob("*.md"),
+    *ROOT.glob("docs/*.md"),
+    *ROOT.glob("scripts/*.*"),
+    *ROOT.glob("configs/**/*.yaml"),
+]
+
+
+@pytest.mark.parametrize("path", [ROOT / "train.py", *TEXTS], ids=lambda path: str(path.relative_to(ROOT)))
+def test_overlays_and_scripts_named_in_a_text_exist(path):
+    text = path.read_text(encoding="utf-8")
+    named = re.findall(r"\b(?:configs/[\w/.-]+\.yaml|scripts/[\w.-]+\.(?:sh|py))", text)
+    named += [f"scripts/{tool}.py" for tool in re.findall(r"-m scripts\.(\w+)", text)]
+    missing = sorted({name for name in named if not (ROOT / name).is_file()})
+    assert not missing
+
+
+def test_every_protocol_has_a_script_and_an_overlay():
+    assert set(PROTOCOL_SCRIPTS) <= set(SHELL_SCRIPTS)
+    scripts = {
+        name for name in SHELL_SCRIPTS if name.startswith(tuple(f"{dataset}_" for dataset in PROTOCOLS))
+    }
+    assert scripts == set(PROTOCOL_SCRIPTS)
+
+
+# ---- scripts.compare --------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def two_runs(toy_arguments, tmp_path) -> list[str]:
+    for method in ("ft", "mib"):
+        assert train.main(toy_arguments(f"method.name={method}", name=method)) == 0
+    return [str(tmp_path / "runs" / name) for name in ("ft", "mib")]
+
+
+@pytest.mark.parametrize("examples", [1, 3, 100])
+def test_compare_prints_a_row_per_run_and_draws(examples, two_runs, tmp_path, capsys):
+    picture = tmp_path / "new" / "comparison.png"
+    capsys.readouterr()
+    assert compare.main([*two_runs, "--picture", str(picture), "--examples", str(examples)]) == 0
+    header, _, *rows = capsys.readouterr().out.splitlines()
+    assert "1-2" in header and "with bg" in header
+    for name, row in zip(("ft", "mib"), rows, strict=True):
+        last = json.loads((tmp_path / f"runs/{name}/results.json").read_text())["steps"][1]
+        cells = row.split()
+        assert cells[0] == name and cells[-1] == "2/2"
+        assert cells[2:5] == [f"{100 * last['miou'][group]:.1f}" for group in ("old", "new", "all")]
+    with Image.open(picture) as image:
+        assert image.format == "PNG" and min(image.size) > 100
+        assert len(image.convert("RGB").getcolors(2**24)) > 10
+
+
+def test_compare_explains_what_is_missing(two_runs, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    for run in ("empty", "nowhere"):
+        assert compare.main([two_runs[0], str(tmp_path / run)]) == 2
+        assert f"{run}: no results yet" in capsys.readouterr().err
+    broken = Path(two_runs[0])
+    (broken / "step_1.pt").unlink()
+    assert compare.main([*two_runs, "--picture", str(tmp_path / "x.png")]) == 2
+    assert "step_1.pt: no such checkpoint" in capsys.readouterr().err
+    (broken / "config.yaml").unlink()
+    assert compare.main(two_runs) == 2
+    assert "config.yaml" in capsys.readouterr().err
+    (broken / "results.json").write_text("{")
+    assert compare.main(two_runs) == 2
+    assert "results.json: not readable" in capsys.readouterr().err
+
+
+# ---- for real ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_a_protocol_script_trains_under_torchrun(toy_arguments, toy_voc, tmp_path):
+    overrides = [argument for argument in toy_arguments() if not argument.startswith("data.root=")]
+    command = [
+        "bash",
+        "scripts/voc_15-1.sh",
+        str(toy_voc),
+        "configs/methods/mib.yaml",
+        "configs/altersgd.yaml",
+    ]
+    environment = os.environ | {"PYTHON": sys.executable, "GPUS": "2", "OMP_NUM_THREADS": "1"}
+    environment.pop("TORCHRUN_ARGS", None)
+    done = subprocess.run(
+        [*command, *overrides, "phase.p=0.5"],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "runs/run/results.json").read_text())
+    assert [step["step"] for step in results["steps"]] == [0, 1]
+    assert results["environment"]["world_size"] == 2
+    assert results["config"]["method"]["name"] == "mib" and results["config"]["phase"]["name"] == "altersgd"
+    assert done.stdout.count("results: ") == 1  # one rank speaks
