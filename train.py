@@ -10,8 +10,6 @@ otherwise; train.start_from=<step_0.pt> begins after a step trained elsewhere; t
 Exit codes: 0 finished, 2 bad config, data or weights, 75 stopped by a signal with everything saved, 1 anything else.
 """
 
-import os
-import shutil
 import sys
 import time
 from contextlib import nullcontext
@@ -35,7 +33,7 @@ from metrics.confusion import ConfusionMatrix
 from metrics.continual import group_names
 from metrics.health import FiniteGuard, NonFiniteLoss
 from metrics.progress import Progress
-from metrics.results import RunError, RunFolder, environment, read_results, step_result, write_atomically
+from metrics.results import environment, step_result
 from metrics.tables import class_table, step_table
 from metrics.tensorboard import Board
 from models import checkpoint
@@ -53,6 +51,7 @@ from models.parallel import (
     wrap,
 )
 from models.pretrained import WeightsError, load_body_weights
+from models.run_folder import RunError, RunFolder, read_results
 from models.segmenter import BODIES, Segmenter, build_segmenter
 
 STOPPED_BY_SIGNAL = 75
@@ -207,15 +206,16 @@ def prepare_run(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
         folder.lock()
         check_same_config(config, folder)
         adopt_start(config, folder, results)
-        write_atomically(folder.config_file, dump_config(config))
+        folder.write_config(dump_config(config))
+        folder.set_damaged_steps_aside(tqdm.write)
     gather_objects(ranks, None)  # the others wait until the folder is ready
     earlier = folder.read_results()
     if earlier:
         check_same_data(config, folder, earlier["data"], results["data"])
-        results["steps"] = earlier["steps"]
+        saved = [folder.step_checkpoint(i).exists() for i in range(len(earlier["steps"]))]
+        results["steps"] = earlier["steps"][: sum(saved)]
     elif ranks.is_main:
         folder.write_results(results)
-    forget_damaged_steps(folder, results, ranks)
     board = Board(folder.path, enabled=ranks.is_main)
     run = Run(config, ranks, stop, folder, dataset, steps, chosen, test_classes, board, results)
     iterations = [run.iterations(step) for step in steps]  # raises if a step has fewer pictures than a batch
@@ -486,45 +486,16 @@ def check_same_data(config: Config, folder: RunFolder, before: dict[str, str], n
 
 
 def adopt_start(config: Config, folder: RunFolder, results: dict) -> None:
-    """train.start_from: put the given step checkpoint and its figures where this run would have left its own."""
+    """train.start_from: begin with the given step, and with its figures if they were made as ours would be."""
     if config.train.start_from is None:
         return
     source = Path(config.train.start_from)
-    state = checkpoint.load(source)
-    if not {"step", "model", "methods"} <= state.keys():
-        raise checkpoint.CheckpointError(f"{source}: train.start_from wants the step_<i>.pt of a run")
-    place = folder.step_checkpoint(state["step"])
-    if place.exists():
-        return
-    try:
-        os.link(source, place)
-    except OSError:
-        shutil.copyfile(source, place)
+    step = folder.adopt_step(source)
     theirs = read_results(source.parent / "results.json")
-    if theirs and theirs["data"] == results["data"] and folder.read_results() is None:
+    if step is not None and theirs and theirs["data"] == results["data"] and folder.read_results() is None:
         differences = config_differences(theirs["config"], results["config"])
         if not any(difference.startswith(EVALUATION_KEYS) for difference in differences):
-            folder.write_results(results | {"steps": theirs["steps"][: state["step"] + 1]})
-
-
-def forget_damaged_steps(folder: RunFolder, results: dict, ranks: Ranks) -> None:
-    """The newest step checkpoint is what training goes on from: one that is damaged is set aside, with its figures."""
-    if ranks.is_main:
-        for path in sorted(
-            folder.path.glob("step_*.pt"), key=lambda p: int(p.stem.removeprefix("step_")), reverse=True
-        ):
-            try:
-                checkpoint.verify(path)
-                break
-            except checkpoint.CheckpointError as error:
-                aside = path.with_suffix(".damaged")
-                path.rename(aside)
-                tqdm.write(
-                    f"{error}; it is kept as {aside.name}, and the step is trained again from the one before"
-                )
-    gather_objects(ranks, None)
-    whole = [i for i in range(len(results["steps"])) if folder.step_checkpoint(i).exists()]
-    results["steps"] = results["steps"][: len(whole)]
+            folder.write_results(results | {"steps": theirs["steps"][: step + 1]})
 
 
 def network_arguments(config: Config) -> dict:
@@ -562,8 +533,7 @@ def save_step(run: Run, step: Step, model: Segmenter, method: Method, costs: dic
             "config": dump_config(run.config),
         }
         checkpoint.save(state, run.folder.step_checkpoint(step.index))
-        for stale in (run.folder.resume_checkpoint, checkpoint.previous_path(run.folder.resume_checkpoint)):
-            stale.unlink(missing_ok=True)
+        run.folder.drop_resume()
     gather_objects(run.ranks, None)
 
 

@@ -83,6 +83,8 @@ def write_atomically(path: Path, content: bytes) -> None:
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
         os.chmod(temporary, 0o644)  # mkstemp makes files for the owner alone
         os.replace(temporary, path)
     except BaseException:

@@ -1,12 +1,5 @@
-"""A run's folder: its config, its checkpoints, and `results.json`.
+"""The figures of a step as they stand in `results.json`, and what they depend on beside the config."""
 
-config.yaml     the resolved config            step_<i>.pt   the model after step i and the method's statistics
-results.json    every figure, after each step  resume.pt     the newest state inside a step
-"""
-
-import fcntl
-import json
-import os
 import platform
 import subprocess
 from collections.abc import Sequence
@@ -18,64 +11,6 @@ import torch
 
 from data.protocols import Step
 from metrics import continual
-
-
-class RunError(ValueError):
-    """The run folder cannot be used as asked."""
-
-
-class RunFolder:
-    def __init__(self, path: Path):
-        self.path = path
-        self.resume_checkpoint = path / "resume.pt"
-        self.config_file = path / "config.yaml"
-        self.results_file = path / "results.json"
-        self._lock = None
-
-    def step_checkpoint(self, step: int) -> Path:
-        return self.path / f"step_{step}.pt"
-
-    def lock(self) -> None:
-        """Refuse a folder that another live process is writing to."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = open(self.path / ".lock", "w")  # noqa: SIM115 (held for as long as the run lives)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise RunError(
-                f"{self.path}: another run is writing to this folder; wait for it, or give this one a run.name of its own"
-            ) from error
-
-    def unlock(self) -> None:
-        if self._lock is not None:
-            self._lock.close()
-
-    def read_results(self) -> dict[str, Any] | None:
-        return read_results(self.results_file)
-
-    def write_results(self, results: dict[str, Any]) -> None:
-        write_atomically(self.results_file, json.dumps(results, indent=1) + "\n")
-
-
-def read_results(path: Path) -> dict[str, Any] | None:
-    if not path.is_file():
-        return None
-    try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise RunError(
-            f"{path}: not readable as JSON ({error}); move it away, the figures are computed again"
-        ) from error
-
-
-def write_atomically(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, path)
 
 
 def step_result(
@@ -102,7 +37,6 @@ def step_result(
 
 
 def environment(device: torch.device, world: int) -> dict[str, Any]:
-    """What a result depends on beside the config."""
     return {
         "python": platform.python_version(),
         "torch": torch.__version__,

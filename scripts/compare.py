@@ -17,10 +17,10 @@ from data.palette import voc_palette
 from data.protocols import Step, protocol_steps, steps_from_lists
 from data.transforms import normalise
 from metrics.continual import group_names
-from metrics.results import RunError, read_results
 from metrics.tables import format_table, percent
 from models import checkpoint
 from models.inference import predict
+from models.run_folder import RunError, read_results
 
 
 def main(arguments: list[str]) -> int:

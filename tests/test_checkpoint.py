@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from metrics.results import RunError, RunFolder
 from models import build_segmenter, checkpoint
 from models.checkpoint import CheckpointError, previous_path
+from models.run_folder import RunError, RunFolder
 
 ARGUMENTS = {
     "body": "resnet_tiny",
@@ -280,7 +280,7 @@ def test_a_folder_has_one_holder_at_a_time(tmp_path):
 
 def test_the_lock_dies_with_its_process(tmp_path):
     code = (
-        "import sys, pathlib; from metrics.results import RunFolder\n"
+        "import sys, pathlib; from models.run_folder import RunFolder\n"
         "folder = RunFolder(pathlib.Path(sys.argv[1])); folder.lock(); print('held', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]

@@ -18,8 +18,8 @@ from test_distributed import become_rank, free_port
 
 import train
 from data.incremental import StepDataset
-from metrics.results import RunFolder
 from models import checkpoint, parallel
+from models.run_folder import RunFolder
 
 ROOT = Path(train.__file__).parent
 SMALL = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -247,7 +247,9 @@ def test_norms_that_cannot_synchronise_are_refused(toy_arguments, tmp_path):
     config = train.read_config(toy_arguments("model.norm=iabn"))
     alone = parallel.start_ranks("cpu")
     run = train.prepare_run(config, alone, None)
-    two = type("Group", (), {"size": lambda self: 2})()  # what the norm asks of a process group before it refuses
+    two = type(
+        "Group", (), {"size": lambda self: 2}
+    )()  # what the norm asks of a process group before it refuses
     run.ranks = parallel.Ranks(0, 2, 0, alone.device, two)
     with pytest.raises(train.RunError, match=r"model\.norm=abn|model\.sync=false"):
         train.train_step(run, run.steps[0])
