@@ -1,0 +1,98 @@
+"""A run's folder: what is in it, who may write to it, and whether it can be trusted.
+
+config.yaml     the resolved config            step_<i>.pt   the model after step i and the method's statistics
+results.json    every figure, after each step  resume.pt     the newest state inside a step
+"""
+
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from data.files import write_atomically
+from models import checkpoint
+
+
+class RunError(ValueError):
+    """The run cannot go on as asked."""
+
+
+class RunFolder:
+    def __init__(self, path: Path):
+        self.path = path
+        self.resume_checkpoint = path / "resume.pt"
+        self.config_file = path / "config.yaml"
+        self.results_file = path / "results.json"
+        self._lock = None
+
+    def step_checkpoint(self, step: int) -> Path:
+        return self.path / f"step_{step}.pt"
+
+    def lock(self) -> None:
+        """Refuse a folder that another live process is writing to."""
+        self.path.mkdir(parents=True, exist_ok=True)
+        self._lock = open(self.path / ".lock", "w")  # noqa: SIM115 (held for as long as the run lives)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            raise RunError(
+                f"{self.path}: another run is writing to this folder; wait for it, or give this one a run.name of its own"
+            ) from error
+
+    def unlock(self) -> None:
+        if self._lock is not None:
+            self._lock.close()
+
+    def read_results(self) -> dict[str, Any] | None:
+        return read_results(self.results_file)
+
+    def write_results(self, results: dict[str, Any]) -> None:
+        write_atomically(self.results_file, (json.dumps(results, indent=1) + "\n").encode())
+
+    def write_config(self, text: str) -> None:
+        write_atomically(self.config_file, text.encode())
+
+    def adopt_step(self, source: Path) -> int | None:
+        """Put a step checkpoint of another run where this run would have left its own; None if there is one already."""
+        state = checkpoint.load(source)
+        if not {"step", "network", "model", "methods"} <= state.keys():
+            raise checkpoint.CheckpointError(f"{source}: train.start_from wants the step_<i>.pt of a run")
+        place = self.step_checkpoint(state["step"])
+        if place.exists():
+            return None
+        try:
+            os.link(source, place)
+        except OSError:
+            shutil.copyfile(source, place)
+        return state["step"]
+
+    def drop_resume(self) -> None:
+        for stale in (self.resume_checkpoint, checkpoint.previous_path(self.resume_checkpoint)):
+            stale.unlink(missing_ok=True)
+
+    def set_damaged_steps_aside(self, say: Callable[[str], None]) -> None:
+        """Training goes on from the newest step checkpoint: if it is damaged, from the one before."""
+        for path in sorted(
+            self.path.glob("step_*.pt"), key=lambda p: int(p.stem.split("_")[1]), reverse=True
+        ):
+            try:
+                checkpoint.verify(path)
+                return
+            except checkpoint.CheckpointError as error:
+                aside = path.with_suffix(".damaged")
+                path.rename(aside)
+                say(f"{error}; it is kept as {aside.name}, and the step is trained again from the one before")
+
+
+def read_results(path: Path) -> dict[str, Any] | None:
+    if not path.is_file():
+        return None
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise RunError(
+            f"{path}: not readable as JSON ({error}); move it away, the figures are computed again"
+        ) from error
