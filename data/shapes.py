@@ -30,7 +30,7 @@ from data.dataset import DataError
 from data.palette import voc_palette
 from data.protocols import BACKGROUND, IGNORE_INDEX
 
-VERSION = 2  # of the pictures: raise it whenever the same arguments would draw others
+VERSION = 1  # of the pictures: raise it whenever the same arguments would draw others
 MANIFEST = "shapes.json"
 NUM_CLASSES = 20
 COMPANION = 15  # VOC's person
@@ -47,7 +47,6 @@ MAX_OBJECTS = 3
 RADIUS = (0.24, 0.40)  # of an object, as part of the picture's side
 PERIOD = (0.15, 0.18)  # of a texture, likewise
 TILT = 0.3  # the most an object leans to a side, in radians
-LITTER = 8  # spots in the background
 BORDER = 0.012  # half the width of the void border, likewise
 
 # Signed distance to the outline of a shape of radius about one, negative inside.
@@ -147,11 +146,7 @@ def _textured(texture: str, x: np.ndarray, y: np.ndarray, size: int, rng: np.ran
 
 
 def _background(size: int, rng: np.random.Generator) -> np.ndarray:
-    """Soft patches of dull colours crossed by streaks of any colour, and litter: small spots of every texture.
-
-    Without the litter the textures of a step would be those of its classes alone, and the running statistics of
-    the norms, moved by one class, would forget the others before any weight does.
-    """
+    """Soft patches of dull colours crossed by streaks of any colour."""
     cells = int(rng.integers(2, 6))
     greys = rng.uniform(40, 216, (cells, cells, 1))
     patches = Image.fromarray((greys + rng.uniform(-40, 40, (cells, cells, 3))).astype(np.uint8))
@@ -161,11 +156,6 @@ def _background(size: int, rng: np.random.Generator) -> np.ndarray:
         x, y = _turned(rng.uniform(0, size, 2), rng.uniform(0, np.pi), size)
         distance = np.maximum(np.abs(x) - length, np.abs(y) - width)
         picture = _paint(picture, distance, rng.uniform(0, 255, 3))
-    for texture in rng.choice(list(TEXTURES), LITTER):
-        width, height = size * rng.uniform(0.04, 0.10, 2)
-        x, y = _turned(rng.uniform(0, size, 2), rng.uniform(0, np.pi), size)
-        distance = (np.hypot(x / width, y / height) - 1) * min(width, height)
-        picture = _paint(picture, distance, _textured(texture, x, y, size, rng))
     return picture
 
 
