@@ -238,7 +238,7 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
     method = make_method(config.method.name, config.method.cross_entropy, config.method.options)
     if step.index == 0:
         try:
-            model = build_segmenter(**network_arguments(config), group=sync_group(run)).to(ranks.device)
+            model = build_segmenter(**config.model.architecture, group=sync_group(run)).to(ranks.device)
         except ValueError as error:
             raise RunError(str(error)) from error
         if config.model.pretrained:
@@ -498,11 +498,6 @@ def adopt_start(config: Config, folder: RunFolder, results: dict) -> None:
             folder.write_results(results | {"steps": theirs["steps"][: step + 1]})
 
 
-def network_arguments(config: Config) -> dict:
-    names = ("body", "output_stride", "norm", "head_channels", "dilations")
-    return {name: getattr(config.model, name) for name in names}
-
-
 def sync_group(run: Run):
     return run.ranks.group if run.config.model.sync else None
 
@@ -511,7 +506,7 @@ def load_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
     """The model as it stood after a step, and what else its checkpoint holds."""
     path = run.folder.step_checkpoint(step.index)
     model, state = checkpoint.load_segmenter(path, run.ranks.device, sync_group(run))
-    ours, theirs = network_arguments(run.config), state["network"]["arguments"]
+    ours, theirs = run.config.model.architecture, state["network"]["arguments"]
     if ours != theirs or tuple(state["class_ids"]) != step.seen:
         raise checkpoint.CheckpointError(
             f"{path}: was trained as {theirs} on the classes {state['class_ids']}, this run wants {ours} on {list(step.seen)}"
@@ -522,16 +517,16 @@ def load_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
 def save_step(run: Run, step: Step, model: Segmenter, method: Method, costs: dict) -> None:
     if run.ranks.is_main:
         statistics = method.state_dict()
-        state = {
-            "step": step.index,
-            "class_ids": list(step.seen),
-            "classes": [run.dataset.class_names[c] for c in step.seen],
-            "network": checkpoint.network_description(model, **network_arguments(run.config)),
-            "model": model.state_dict(),
-            "methods": {method.name: statistics} if statistics else {},
-            "costs": costs,
-            "config": dump_config(run.config),
-        }
+        state = checkpoint.step_state(
+            model,
+            run.config.model.architecture,
+            step=step.index,
+            class_ids=step.seen,
+            class_names=run.dataset.class_names,
+            methods={method.name: statistics} if statistics else {},
+            costs=costs,
+            config=dump_config(run.config),
+        )
         checkpoint.save(state, run.folder.step_checkpoint(step.index))
         run.folder.drop_resume()
     gather_objects(run.ranks, None)

@@ -131,6 +131,11 @@ class ModelConfig(Section):
     dilations: Dilations | None
     pretrained: Text | None
 
+    @property
+    def architecture(self) -> dict[str, Any]:
+        """What determines the network's function: the arguments it is built with, and a checkpoint records."""
+        return self.model_dump(include={"body", "output_stride", "norm", "head_channels", "dilations"})
+
 
 class MethodConfig(Section):
     name: Text

@@ -7,7 +7,7 @@ back to it. Loading never executes code from a file (`weights_only`).
 
 import os
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -89,9 +89,32 @@ def load_newest(path: Path, device: torch.device | str, warn: Callable[[str], No
     return None
 
 
-def network_description(model: Segmenter, **arguments: Any) -> dict[str, Any]:
-    """What `load_segmenter` needs beside the weights: the arguments of build_segmenter and the size of each classifier."""
-    return {"arguments": arguments, "classifiers": [c.out_channels for c in model.classifiers]}
+def step_state(
+    model: Segmenter,
+    architecture: dict[str, Any],
+    *,
+    step: int,
+    class_ids: Sequence[int],
+    class_names: Sequence[str],
+    methods: dict[str, Any],
+    costs: dict[str, float],
+    config: str,
+) -> dict[str, Any]:
+    """A step checkpoint: all that the next step, an evaluation or a prediction needs, without asking anybody else.
+
+    `methods` holds the statistics of importance methods by name; `costs` and `config` say where the model comes from.
+    """
+    network = {"arguments": architecture, "classifiers": [c.out_channels for c in model.classifiers]}
+    return {
+        "step": step,
+        "class_ids": list(class_ids),
+        "classes": [class_names[c] for c in class_ids],
+        "network": network,
+        "model": model.state_dict(),
+        "methods": methods,
+        "costs": costs,
+        "config": config,
+    }
 
 
 def load_segmenter(

@@ -1,0 +1,75 @@
+"""Turn a step checkpoint of MiB, PLOP or their relatives into one that runs here can start from.
+
+python -m scripts.import_mib 15-5s-voc_MiB_0.pth step_0.pt configs/voc/15-1.yaml
+python train.py configs/voc/15-1.yaml configs/methods/mib.yaml data.root=/data/VOC2012 train.start_from=step_0.pt
+
+The overlays and overrides say which network and protocol the file is of. Nothing in the file is executed.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+
+from configs.schema import ConfigError, dump_config, load_config
+from data import ade, voc
+from data.protocols import protocol_steps
+from models import checkpoint
+from models.pretrained import WeightsError, import_mib_checkpoint
+from models.segmenter import BODIES, build_segmenter
+
+CLASS_NAMES = {"voc": voc.CLASS_NAMES, "ade": ade.CLASS_NAMES}
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("source", type=Path, help="the MiB-family checkpoint")
+    parser.add_argument("target", type=Path, help="the step checkpoint to write (step_<i>.pt)")
+    parser.add_argument(
+        "config", nargs="+", help="YAML overlays and key.sub=value overrides, as for train.py"
+    )
+    options = parser.parse_args(arguments)
+    try:
+        print(convert(options.source, options.target, options.config))
+    except (ConfigError, WeightsError, checkpoint.CheckpointError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+def convert(source: Path, target: Path, config_arguments: list[str]) -> str:
+    overlays = [a for a in config_arguments if "=" not in a]
+    overrides = [a for a in config_arguments if "=" in a]
+    config = load_config(overlays, overrides, {"model.body": list(BODIES)})
+    if config.data.dataset not in CLASS_NAMES or config.data.protocol is None:
+        raise ConfigError(
+            ["data.protocol: checkpoints of the MiB family are of the protocols of voc and ade"]
+        )
+    steps = protocol_steps(config.data.dataset, config.data.protocol)
+    model = build_segmenter(**config.model.architecture)
+    report = import_mib_checkpoint(source, model)
+    sizes = [classifier.out_channels for classifier in model.classifiers]
+    expected = [steps[0].num_classes, *(step.num_new for step in steps[1:])][: len(sizes)]
+    if sizes != expected:
+        raise WeightsError(
+            f"{source}: its classifiers have {sizes} classes, those of {config.data.protocol} have {expected}: "
+            "give the protocol of the checkpoint"
+        )
+    step = steps[len(sizes) - 1]
+    state = checkpoint.step_state(
+        model,
+        config.model.architecture,
+        step=step.index,
+        class_ids=step.seen,
+        class_names=CLASS_NAMES[config.data.dataset],
+        methods={},
+        costs={},
+        config=dump_config(config),
+    )
+    checkpoint.save(state, target)
+    return f"{report}\nstep {step.index} of {config.data.protocol} written to {target}: start with train.start_from={target}"
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,84 @@
+"""From somebody's MiB step to a run of ours."""
+
+import json
+
+import pytest
+import torch
+from conftest import write_voc
+from test_pretrained import write_mib
+
+import train
+from models import checkpoint
+from models.segmenter import build_segmenter
+from scripts import import_mib
+
+NETWORK = (
+    "model.body=resnet18",
+    "model.head_channels=8",
+    "model.dilations=[1, 2, 3]",
+    "model.output_stride=16",
+)
+
+
+@pytest.fixture
+def mib_step_0(tmp_path):
+    """A step 0 of 19-1 (20 classes with the background) under MiB's names."""
+    torch.manual_seed(0)
+    model = build_segmenter("resnet18", head_channels=8, dilations=(1, 2, 3))
+    model.add_classes(20)
+    write_mib(tmp_path / "19-1-voc_MiB_0.pth", model)
+    return tmp_path / "19-1-voc_MiB_0.pth", model
+
+
+def test_an_imported_step_predicts_the_same(mib_step_0, tmp_path, capsys):
+    path, model = mib_step_0
+    target = tmp_path / "step_0.pt"
+    assert import_mib.main([str(path), str(target), "configs/voc/19-1.yaml", *NETWORK]) == 0
+    assert "train.start_from=" in capsys.readouterr().out
+    ours, state = checkpoint.load_segmenter(target)
+    assert (
+        state["step"] == 0
+        and state["classes"][:2] == ["background", "aeroplane"]
+        and len(state["class_ids"]) == 20
+    )
+    picture = torch.randn(1, 3, 48, 48)
+    with torch.no_grad():
+        torch.testing.assert_close(
+            ours.eval()(picture).logits, model.eval()(picture).logits, rtol=0, atol=1e-6
+        )
+
+
+def test_the_wrong_protocol_is_refused(mib_step_0, tmp_path, capsys):
+    path, _ = mib_step_0
+    assert import_mib.main([str(path), str(tmp_path / "x.pt"), "configs/voc/15-1.yaml", *NETWORK]) == 2
+    assert "[20] classes, those of 15-1 have [16]" in capsys.readouterr().err
+    assert not (tmp_path / "x.pt").exists()
+
+
+def test_a_run_goes_on_from_an_imported_step(mib_step_0, tmp_path):
+    path, _ = mib_step_0
+    voc = write_voc(tmp_path / "voc", [[c] for c in range(1, 20)] + [[20]] * 4, [[1, 2], [20], [3]])
+    target = tmp_path / "step_0.pt"
+    assert import_mib.main([str(path), str(target), "configs/voc/19-1.yaml", *NETWORK]) == 0
+    arguments = [
+        "configs/voc/19-1.yaml",
+        "configs/methods/mib.yaml",
+        *NETWORK,
+        f"data.root={voc}",
+        "data.crop=32",
+    ]
+    arguments += [
+        f"data.cache={tmp_path}/cache",
+        "data.workers=0",
+        "data.evaluate=full",
+        "train.epochs_later=1",
+    ]
+    arguments += [
+        "train.batch_size=4",
+        f"run.folder={tmp_path}/runs",
+        "run.name=on",
+        f"train.start_from={target}",
+    ]
+    assert train.main([*arguments, "train.device=cpu"]) == 0
+    steps = json.loads((tmp_path / "runs/on/results.json").read_text())["steps"]
+    assert [step["step"] for step in steps] == [0, 1] and "tvmonitor" in steps[1]["iou"]
