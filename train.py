@@ -194,6 +194,7 @@ def prepare_run(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
 
     results = {
         "config": config.model_dump(mode="json"),
+        "protocol": [step.new for step in steps],
         "environment": environment(ranks.device, ranks.world),
         "data": {
             "train": content_digest(dataset.train, train_classes),

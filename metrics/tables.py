@@ -19,6 +19,15 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return "\n".join([line(header), "  ".join("-" * w for w in widths), *(line(row) for row in rows)])
 
 
+def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """The same cells as Markdown; the bars that set groups apart in the terminal are left out."""
+    lines = [
+        [cell.removeprefix("| ") for cell in row]
+        for row in (header, ["---", *["--:"] * (len(header) - 1)], *rows)
+    ]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
 def step_table(results: Sequence[dict], groups: dict[str, str]) -> str:
     """mIoU after each step in both conventions, forgetting and transfer: `results` as in results.json."""
     header = [

@@ -14,10 +14,10 @@ from configs.schema import ConfigError, load_config
 from data import DataError, load_dataset
 from data.files import read_image, read_mask
 from data.palette import voc_palette
-from data.protocols import Step, protocol_steps, steps_from_lists
+from data.protocols import Step, steps_from_lists
 from data.transforms import normalise
 from metrics.continual import group_names
-from metrics.tables import format_table, percent
+from metrics.tables import format_table, markdown_table, percent
 from models import checkpoint
 from models.inference import predict
 from models.run_folder import RunError, read_results
@@ -28,6 +28,7 @@ def main(arguments: list[str]) -> int:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("runs", nargs="+", type=Path, help="run folders (each holds a results.json)")
+    parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
     parser.add_argument("--picture", type=Path, help="write the picture here (.png)")
     parser.add_argument("--examples", type=int, default=6, help="test pictures shown in it")
     options = parser.parse_args(arguments)
@@ -35,34 +36,30 @@ def main(arguments: list[str]) -> int:
         parser.error("--examples: at least one test picture is shown")
     try:
         results = [load_results(run) for run in options.runs]
-        steps = [steps_of(run) for run in options.runs]
-        print(comparison(options.runs, results, steps[0]))
+        steps = steps_from_lists(results[0]["protocol"])
+        layout = markdown_table if options.markdown else format_table
+        figures = [result["steps"] for result in results]
+        print(layout(*comparison(options.runs, figures, steps)))
         if options.picture:
-            draw(options.picture, options.runs, results, steps[0], options.examples)
+            draw(options.picture, options.runs, figures, steps, options.examples)
     except (ConfigError, RunError, DataError, checkpoint.CheckpointError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
     return 0
 
 
-def load_results(run: Path) -> list[dict]:
+def load_results(run: Path) -> dict:
     results = read_results(run / "results.json")
     if not results or not results["steps"]:
         raise RunError(
             f"{run}: no results yet; train it with train.py run.folder={run.parent} run.name={run.name}"
         )
-    return results["steps"]
+    return results
 
 
-def steps_of(run: Path) -> list[Step]:
-    config = load_config([run / "config.yaml"])
-    if config.data.steps is None:
-        return protocol_steps(config.data.dataset, config.data.protocol)
-    dataset = load_dataset(config.data.dataset, config.data.root, config.data.train_list)
-    return steps_from_lists(config.data.steps, dataset.class_names)
-
-
-def comparison(runs: list[Path], results: list[list[dict]], steps: list[Step]) -> str:
+def comparison(
+    runs: list[Path], results: list[list[dict]], steps: list[Step]
+) -> tuple[list[str], list[list[str]]]:
     """mIoU in percent after the last step, in both conventions, beside what step 0 had reached."""
     groups = group_names(steps)
     header = ["run", f"step 0: {groups['old']}", groups["old"], groups["new"], "all"]
@@ -76,7 +73,7 @@ def comparison(runs: list[Path], results: list[list[dict]], steps: list[Step]) -
         ]
         cells += [last["mean_forgetting"]]
         rows.append([run.name, *map(percent, cells), f"{len(result)}/{len(steps)}"])
-    return format_table(header, rows)
+    return header, rows
 
 
 def draw(

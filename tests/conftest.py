@@ -6,9 +6,15 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from hypothesis import settings
 from PIL import Image
 
 COLOURS = [(250, 250, 120), (250, 60, 60), (60, 250, 60), (60, 60, 250), (250, 60, 250)]
+
+# Longer fuzzing:  pytest tests/test_config_fuzz.py tests/test_data.py --hypothesis-profile=long
+settings.register_profile("short", max_examples=60, deadline=None)
+settings.register_profile("long", max_examples=3000, deadline=None)
+settings.load_profile("short")
 
 torch.set_num_threads(1)  # the suite runs several processes side by side
 

@@ -28,7 +28,7 @@ NAMES = st.sampled_from([*KEYS, *(key.split(".")[0] for key in KEYS), "method.op
     max_size=12
 )
 YAML_TEXT = st.text("-+.:,[]{}&*!?|>%@`'\"#~ \n\t\\0x1eEnuUlfF/\u00e9\ud7ff\U0001f600", max_size=30)
-fuzz = settings(max_examples=80, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+fuzz = settings(suppress_health_check=[HealthCheck.too_slow])
 
 
 def load_or_refuse(folder, overlays, overrides):

@@ -339,7 +339,7 @@ def test_pictures_of_every_kind_become_rgb(tmp_path):
 
 # --- damaged files ---------------------------------------------------------------------------------------------------
 
-FUZZ = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+FUZZ = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 DAMAGE = st.tuples(
     st.floats(0.0, 1.0),
     st.lists(st.tuples(st.floats(0, 0.999), st.binary(min_size=1, max_size=4)), max_size=4),

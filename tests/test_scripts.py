@@ -208,7 +208,7 @@ def test_compare_explains_what_is_missing(two_runs, tmp_path, capsys):
     assert compare.main([*two_runs, "--picture", str(tmp_path / "x.png")]) == 2
     assert "step_1.pt: no such checkpoint" in capsys.readouterr().err
     (broken / "config.yaml").unlink()
-    assert compare.main(two_runs) == 2
+    assert compare.main([*two_runs, "--picture", str(tmp_path / "x.png")]) == 2
     assert "config.yaml" in capsys.readouterr().err
     (broken / "results.json").write_text("{")
     assert compare.main(two_runs) == 2

@@ -229,6 +229,20 @@ def test_fine_tuning_forgets_and_distillation_keeps(toy_arguments, tmp_path):
     assert final["mib"][1]["miou"]["old"] > final["ft"][1]["miou"]["old"] + 0.1
 
 
+def test_ade_runs_end_to_end_and_never_scores_its_void(toy_voc, toy_arguments, tmp_path):
+    """ADE's 0 means "none of the 150": it is trained as background and left out of every figure."""
+    ade = tmp_path / "ADEChallengeData2016"
+    for split, names in {"training": "train_aug_*", "validation": "val_*"}.items():
+        for folder, source in {"images": "JPEGImages", "annotations": "SegmentationClassAug"}.items():
+            (ade / folder / split).mkdir(parents=True)
+            for path in (toy_voc / source).glob(names):
+                (ade / folder / split / path.name).write_bytes(path.read_bytes())
+    assert train.main(toy_arguments("data.dataset=ade", f"data.root={ade}", "method.name=mib")) == 0
+    last = json.loads((tmp_path / "runs/run/results.json").read_text())["steps"][1]
+    assert last["classes"] == ["background", "wall", "building", "sky"]
+    assert sum(last["confusion"][0]) == 0 < sum(last["confusion"][1])
+
+
 def test_config_errors_come_all_at_once_with_exit_code_2(capsys):
     code = train.main(
         ["optim.lrr=1", "method.name=mibb", "model.body=resnet100", "data.protocol=15-2", "train.seed=1.5"]
