@@ -19,6 +19,7 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from configs.schema import Config, ConfigError, config_differences, dump_config, load_config
@@ -233,28 +234,7 @@ def prepare_run(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
 def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
     """One incremental step: from the saved model after the step before to the model after this one."""
     config, ranks, total = run.config, run.ranks, run.iterations(step)
-    torch.manual_seed(
-        config.train.seed * 1000 + step.index
-    )  # a step starts alike whoever trained the one before
-    method = make_method(config.method.name, config.method.cross_entropy, config.method.options)
-    if step.index == 0:
-        try:
-            model = build_segmenter(**config.model.architecture, group=sync_group(run)).to(ranks.device)
-        except ValueError as error:
-            raise RunError(str(error)) from error
-        if config.model.pretrained:
-            run.say(str(load_body_weights(model, config.model.pretrained)))
-        model.add_classes(step.num_classes)
-        teacher = None
-    else:
-        model, state = load_step(run, run.steps[step.index - 1])
-        load_method_state(method, state["methods"], step)
-        teacher = memory_format(run, model.frozen_copy()) if method.needs_teacher else None
-        model.add_classes(step.num_new)
-        method.init_classifier(model)
-    model = memory_format(run, model)
-    model.train()
-    method.begin_step(model, step)
+    model, teacher, method = begin_step(run, step)
     phase = make_phase(step=step.index, strength=config.method.strength, **config.phase.model_dump())
     optimizer = torch.optim.SGD(
         model.parameters(),
@@ -272,24 +252,8 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
     if config.train.compile_losses:
         method.segmentation_loss = torch.compile(method.segmentation_loss)
         method.retention_losses = torch.compile(method.retention_losses)
-
-    data = StepDataset(
-        [run.dataset.train[i] for i in run.train_pictures[step.index]],
-        train_table(step, config.data.mode, config.data.void),
-        train_transform(config.data.crop, config.data.scale, config.data.flip),
-        seed=config.train.seed,
-    )
-    loader = train_loader(
-        data,
-        batch_size=config.train.batch_size,
-        accumulate=config.train.accumulate,
-        iterations=range(done + 1, total + 1),
-        batch_of=partial(phase.batch_of, total=total),
-        seed=config.train.seed * 1000 + step.index,
-        rank=ranks.rank,
-        world=ranks.world,
-        workers=config.data.workers,
-        pin=ranks.device.type == "cuda",
+    loader = step_loader(
+        run, step, iterations=range(done + 1, total + 1), batch_of=partial(phase.batch_of, total=total)
     )
     student, batches, guard = wrap(model, ranks), iter(loader), FiniteGuard()
     run.board.open(at=run.iterations_before(step) + done + 1)
@@ -306,15 +270,13 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
     started = saved = time.monotonic()
     for iteration in range(done + 1, total + 1):
         weights = phase(iteration, total)
-        lr = set_learning_rate(
-            optimizer, phase.schedule_iteration(iteration, total), total, config.optim.power
-        )
+        schedule_iteration = phase.schedule_iteration(iteration, total)
+        lr = set_learning_rate(optimizer, schedule_iteration, total, config.optim.power)
         phase.prepare(optimizer, iteration, total)
         terms = accumulate_gradients(run, student, teacher, method, weights, scaler, batches)
         scaler.unscale_(optimizer)
-        if not scaler.is_enabled() or gradients_are_finite(
-            model
-        ):  # else the scaler skips this update, and so do we
+        # An overflow in fp16: the scaler is going to skip this update, and so does the method.
+        if not scaler.is_enabled() or gradients_are_finite(model):
             terms |= method.after_backward(model, weights)
         scaler.step(optimizer)
         scaler.update()
@@ -335,15 +297,67 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
             position = {"step": step.index, "iteration": iteration, "seconds": seconds + saved - started}
             checkpoint.save_training(run.folder.resume_checkpoint, parts, ranks, **position)
         if stopping and iteration < total:
-            raise StoppedBySignal(
-                f"stopped at step {step.index}, iteration {iteration} of {total}: the same command goes on from here"
-            )
+            where = f"step {step.index}, iteration {iteration} of {total}"
+            raise StoppedBySignal(f"stopped at {where}: the same command goes on from here")
     progress.close()
     agree(model, ranks)
     method.end_step(model)
-    costs = {"seconds": seconds + time.monotonic() - started, "images": len(data), "iterations": total}
+    costs = {
+        "seconds": seconds + time.monotonic() - started,
+        "images": len(loader.dataset),
+        "iterations": total,
+    }
     save_step(run, step, model, method, costs)
     return model, {"costs": costs}
+
+
+def begin_step(run: Run, step: Step) -> tuple[Segmenter, Segmenter | None, Method]:
+    """Model, teacher and method as they stand before the first iteration."""
+    config = run.config
+    torch.manual_seed(config.train.seed * 1000 + step.index)  # alike whoever trained the step before
+    method = make_method(config.method.name, config.method.cross_entropy, config.method.options)
+    teacher = None
+    if step.index == 0:
+        try:
+            model = build_segmenter(**config.model.architecture, group=sync_group(run)).to(run.ranks.device)
+        except ValueError as error:
+            raise RunError(str(error)) from error
+        if config.model.pretrained:
+            run.say(str(load_body_weights(model, config.model.pretrained)))
+        model.add_classes(step.num_classes)
+    else:
+        model, state = load_step(run, run.steps[step.index - 1])
+        load_method_state(method, state["methods"], step)
+        if method.needs_teacher:
+            teacher = memory_format(run, model.frozen_copy())
+        model.add_classes(step.num_new)
+        method.init_classifier(model)
+    model = memory_format(run, model).train()
+    method.begin_step(model, step)
+    return model, teacher, method
+
+
+def step_loader(run: Run, step: Step, *, iterations: range, batch_of) -> DataLoader:
+    """The batches of the given iterations of a step."""
+    config, ranks = run.config, run.ranks
+    data = StepDataset(
+        [run.dataset.train[i] for i in run.train_pictures[step.index]],
+        train_table(step, config.data.mode, config.data.void),
+        train_transform(config.data.crop, config.data.scale, config.data.flip),
+        seed=config.train.seed,
+    )
+    return train_loader(
+        data,
+        batch_size=config.train.batch_size,
+        accumulate=config.train.accumulate,
+        iterations=iterations,
+        batch_of=batch_of,
+        seed=config.train.seed * 1000 + step.index,
+        rank=ranks.rank,
+        world=ranks.world,
+        workers=config.data.workers,
+        pin=ranks.device.type == "cuda",
+    )
 
 
 def accumulate_gradients(
@@ -569,7 +583,7 @@ def to_device(run: Run, images: Tensor) -> Tensor:
     return memory_format(run, images)
 
 
-def stop_if_not_finite(run: Run, guard: FiniteGuard, loader) -> None:
+def stop_if_not_finite(run: Run, guard: FiniteGuard, loader: DataLoader) -> None:
     try:
         guard.check()
     except NonFiniteLoss as error:

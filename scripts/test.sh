@@ -23,4 +23,4 @@ if [ "${1:-}" = "--fast" ]; then
   selection=(-m "not slow")
   shift
 fi
-exec "$PYTHON" -m pytest "${selection[@]}" "$@"
+exec "$PYTHON" -m pytest -n "${TEST_WORKERS:-auto}" "${selection[@]}" "$@"
