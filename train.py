@@ -171,6 +171,7 @@ def prepare_run(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
     """Everything that can be wrong is found here, before the first iteration."""
     torch.backends.cudnn.benchmark = not config.train.deterministic
     torch.use_deterministic_algorithms(config.train.deterministic, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing reads it, and filling takes time
     if config.train.batch_size % (ranks.world * config.train.accumulate):
         raise RunError(
             f"train.batch_size {config.train.batch_size} is the total over ranks: it cannot be divided by "
