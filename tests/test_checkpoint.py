@@ -190,15 +190,16 @@ def step_state() -> dict:
     model = build_segmenter(**ARGUMENTS)
     model.add_classes(3)
     model.add_classes(2)
-    return {
-        "step": 1,
-        "classes": ["background", *"abcd"],
-        "class_ids": [0, 1, 2, 3, 4],
-        "network": checkpoint.network_description(model, **ARGUMENTS),
-        "model": model.state_dict(),
-        "methods": {},
-        "costs": {"seconds": 1.5, "images": 2, "iterations": 3},
-    }
+    return checkpoint.step_state(
+        model,
+        ARGUMENTS,
+        step=1,
+        class_ids=range(5),
+        class_names=["background", *"abcd"],
+        methods={},
+        costs={"seconds": 1.5, "images": 2, "iterations": 3},
+        config="",
+    )
 
 
 def test_load_segmenter_gives_the_same_logits_and_the_rest(place):

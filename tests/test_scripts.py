@@ -126,7 +126,11 @@ def test_an_environment_is_made_once_and_again_when_the_requirements_change(proj
 def test_nothing_is_installed_into_a_python_of_the_users_own(project):
     assert project.run("scripts/test.sh", "--fast", "-x", PYTHON=str(project.python)).returncode == 0
     assert not [call for call in project.calls if "pip" in call]
-    assert project.calls[-3:] == ["-m ruff check .", "-m ruff format --check .", "-m pytest -m not slow -x"]
+    assert project.calls[-3:] == [
+        "-m ruff check .",
+        "-m ruff format --check .",
+        "-m pytest -n auto -m not slow -x",
+    ]
 
 
 def test_quickstart_trains_four_runs_from_one_step_0_and_compares_them(project):
