@@ -52,11 +52,21 @@ def start_ranks(device: str = "auto", timeout_minutes: float = 30) -> Ranks:
         keep_freed_memory()
     group = None
     if "TORCHELASTIC_RUN_ID" in os.environ or world > 1:
-        dist.init_process_group("nccl" if use_cuda else "gloo", timeout=timedelta(minutes=timeout_minutes))
+        _join("nccl" if use_cuda else "gloo", timedelta(minutes=timeout_minutes))
         group = dist.group.WORLD if world > 1 else None
     return Ranks(
         rank, world, local_rank, torch.device("cuda", local_rank) if use_cuda else torch.device("cpu"), group
     )
+
+
+def _join(backend: str, timeout: timedelta) -> None:
+    """init_process_group, with keys of its own for every restart by torchrun.
+
+    Otherwise a restarted rank may read the address of a dead one from the store that the agent keeps.
+    """
+    store, rank, world = next(dist.rendezvous("env://", timeout=timeout))
+    attempt = dist.PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+    dist.init_process_group(backend, store=attempt, rank=rank, world_size=world, timeout=timeout)
 
 
 def keep_freed_memory() -> None:
