@@ -2,8 +2,8 @@
 
 python -m scripts.crash_test --kills 50 [--ranks 2] [--seed 0] [--folder DIR]
 
-Every trial is the same small 15-1 run with MiB and AlterSGD under torchrun. It is killed (SIGKILL, the whole process group)
-one to six times at random moments, so also in the middle of a save or of an evaluation, then runs to its end. Exit code 0
+Every trial is the same small 15-1 run with MiB and AlterSGD under torchrun. It is killed (SIGKILL,
+torchrun with all its processes) one to six times at random moments, so also in the middle of a save or of an evaluation, then runs to its end. Exit code 0
 means: every tensor of every step checkpoint and every figure is the same, bit for bit.
 """
 
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -64,7 +65,8 @@ def crash(options: argparse.Namespace, folder: Path) -> int:
         for _ in range(min(moments.randint(1, 6), options.kills - kills)):
             process = launch(options, folder, name)
             time.sleep(moments.uniform(0.1, duration))
-            os.killpg(process.pid, signal.SIGKILL)
+            for pid in process_tree(process.pid):
+                kill(pid)
             process.wait()
             kills += 1
         run_to_the_end(options, folder, name)
@@ -106,6 +108,26 @@ def launch(options: argparse.Namespace, folder: Path, name: str) -> subprocess.P
         env=environment,
         start_new_session=True,
     )
+
+
+def process_tree(root: int) -> list[int]:
+    """torchrun, its ranks (each in a session of its own) and their data workers."""
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(stat.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue  # ended meanwhile
+        children.setdefault(parent, []).append(int(stat.parent.name))
+    tree = [root]
+    for pid in tree:
+        tree += children.get(pid, [])
+    return tree
+
+
+def kill(pid: int) -> None:
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def run_to_the_end(options: argparse.Namespace, folder: Path, name: str) -> None:
