@@ -29,6 +29,14 @@ def test_a_network_learns_forgets_and_remembers(results):
     assert results["mib"][-1]["miou"]["old"] >= step_0 / 2
 
 
+def test_the_readme_quotes_the_control():
+    last = read_results(ROOT / "results/quickstart/mib-consolidate/results.json")["steps"][-1]["miou"]
+    quoted = " / ".join(f"{100 * last[group]:.1f}" for group in ("old", "new", "all"))
+    assert f"Consolidate, which only distils there, ends at {quoted}." in (ROOT / "README.md").read_text(
+        encoding="utf-8"
+    )
+
+
 def test_the_readme_prints_these_results(capsys):
     folders = [str(ROOT / "results/quickstart" / run) for run in RUNS]
     assert compare.main([*folders, "--markdown"]) == 0
