@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.norm import ABN, NormFactory
@@ -33,13 +34,46 @@ class MobileNetV2(nn.Module):
         return self.features(x)
 
 
+class DilatedDepthwise(nn.Conv2d):
+    """A depthwise convolution with dilation d, on a CPU as an ordinary one over the d x d interleaved grids of the picture.
+
+    Neither grid sees the others, so the result is the same; and oneDNN has no fast backward pass for the dilated form.
+    """
+
+    def __init__(self, conv: nn.Conv2d, dilation: int) -> None:
+        shape = {"groups": conv.groups, "dilation": dilation, "padding": dilation, "bias": False}
+        super().__init__(conv.in_channels, conv.out_channels, conv.kernel_size, **shape, device="meta")
+        self.weight = conv.weight
+
+    def forward(self, x: Tensor) -> Tensor:
+        if x.device.type != "cpu":
+            return super().forward(x)
+        d, plain = self.dilation[0], x.is_contiguous()
+        height, width = x.shape[2:]
+        x = F.pad(x, (0, -width % d, 0, -height % d))  # zeros, as beyond the border
+        batch, channels, rows, columns = x.shape
+        x = x.permute(0, 2, 3, 1).reshape(batch, rows // d, d, columns // d, d, channels)
+        x = (
+            x.permute(2, 4, 0, 1, 3, 5)
+            .reshape(d * d * batch, rows // d, columns // d, channels)
+            .permute(0, 3, 1, 2)
+        )
+        x = F.conv2d(x, self.weight, padding=1, groups=self.groups)
+        x = x.permute(0, 2, 3, 1).reshape(d, d, batch, rows // d, columns // d, channels)
+        x = x.permute(2, 3, 0, 4, 1, 5).reshape(batch, rows, columns, channels).permute(0, 3, 1, 2)
+        x = x[:, :, :height, :width]
+        return x.contiguous() if plain else x  # else the channels stay last
+
+
 def _dilate(features: nn.Module, output_stride: int) -> None:
     """Removes the strides beyond `output_stride`; the 3x3 convolutions after a removed stride see the same places."""
     reached, dilation = 1, 1
-    for conv in features.modules():
+    for block in list(features.modules()):
+        conv = block[0] if isinstance(block, nn.Sequential) else None
         if not isinstance(conv, nn.Conv2d) or conv.kernel_size == (1, 1):
             continue
-        conv.dilation = conv.padding = (dilation, dilation)
+        if dilation > 1:
+            block[0] = DilatedDepthwise(conv, dilation)
         if conv.stride == (2, 2):
             if reached == output_stride:
                 conv.stride = (1, 1)

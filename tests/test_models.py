@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from data.vision import torchvision
 from models import BODIES, build_segmenter
 from models.deeplabv3 import DeepLabV3
+from models.mobilenet import DilatedDepthwise
 from models.norm import make_norm
 
 SMALL = ("resnet_tiny", "mobilenet_v2")
@@ -74,6 +75,21 @@ def test_resnet_dilates_instead_of_striding(output_stride, dilations):
         for block in getattr(body, f"layer{stage}"):
             assert block.conv2.dilation == (dilation, dilation)
             assert block.conv1.stride == block.conv3.stride == (1, 1)  # the 3x3 convolution strides
+
+
+@pytest.mark.parametrize("size", [(8, 8), (9, 7), (1, 3)])
+@pytest.mark.parametrize("dilation", [2, 4])
+def test_depthwise_over_interleaved_grids_is_the_dilated_one(size, dilation):
+    plain = torch.nn.Conv2d(6, 6, 3, padding=dilation, dilation=dilation, groups=6, bias=False).double()
+    fast = DilatedDepthwise(plain, dilation)
+    x = torch.randn(2, 6, *size, dtype=torch.double, requires_grad=True)
+    assert fast.weight is plain.weight
+    assert fast(x).shape == plain(x).shape
+    weight = torch.randn_like(x)
+    expected = torch.autograd.grad((plain(x) * weight).sum(), (x, plain.weight))
+    got = torch.autograd.grad((fast(x) * weight).sum(), (x, plain.weight))
+    for one, other in zip((plain(x), *expected), (fast(x), *got), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-12, rtol=0)
 
 
 @pytest.mark.parametrize("output_stride", [8, 16])
