@@ -29,7 +29,16 @@ from data.index import build_index, content_digest
 from data.loaders import iterations_per_epoch, test_loader, train_loader
 from data.protocols import PROTOCOLS, Step, protocol_steps, steps_from_lists
 from data.transforms import normalise, test_transform, train_transform
-from methods import METHODS, PHASES, Method, Weights, make_method, make_phase, published_strength
+from methods import (
+    METHODS,
+    PHASES,
+    Method,
+    Weights,
+    WithObservers,
+    make_method,
+    make_phase,
+    published_strength,
+)
 from metrics.confusion import ConfusionMatrix
 from metrics.continual import group_names
 from metrics.health import FiniteGuard, NonFiniteLoss
@@ -250,7 +259,7 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
     done, seconds = resumed.get("iteration", 0), resumed.get("seconds", 0.0)
     if done:
         run.say(f"going on with step {step.index} after iteration {done}")
-    if config.train.compile_losses:
+    if config.train.losses == "compiled":
         method.segmentation_loss = torch.compile(method.segmentation_loss)
         method.retention_losses = torch.compile(method.retention_losses)
     loader = step_loader(
@@ -316,9 +325,13 @@ def begin_step(run: Run, step: Step) -> tuple[Segmenter, Segmenter | None, Metho
     """Model, teacher and method as they stand before the first iteration."""
     config = run.config
     torch.manual_seed(config.train.seed * 1000 + step.index)  # alike whoever trained the step before
-    method = make_method(config.method.name, config.method.cross_entropy, config.method.options)
+    losses = "fused" if config.train.losses == "fused" else "plain"
+    method = make_method(config.method.name, config.method.cross_entropy, config.method.options, losses)
     teacher = None
     if step.index == 0:
+        if config.method.also_observe:
+            others = [name for name in config.method.also_observe if name != method.name]
+            method = WithObservers(method, [make_method(name) for name in others])
         try:
             model = build_segmenter(**config.model.architecture, group=sync_group(run)).to(run.ranks.device)
         except ValueError as error:
@@ -455,10 +468,24 @@ def read_config(arguments: list[str]) -> Config:
         make_method(config.method.name, config.method.cross_entropy, config.method.options)
     except ValueError as error:
         raise ConfigError([str(error)]) from error
+    check_observers(config)
     strength = config.method.strength
     if strength is None:
         strength = published_strength(config.method.name, config.data.protocol)
     return config.model_copy(update={"method": config.method.model_copy(update={"strength": strength})})
+
+
+def check_observers(config: Config) -> None:
+    able = [name for name in sorted(METHODS) if make_method(name).state_dict()]
+    wrong = [name for name in config.method.also_observe if name not in able]
+    if wrong:
+        raise ConfigError([f"method.also_observe: {wrong[0]!r} is not one of {', '.join(able)}"])
+    if config.method.also_observe and not METHODS[config.method.name].shares_first_step:
+        raise ConfigError(
+            [
+                f"method.also_observe: step 0 of {config.method.name} has an objective of its own; leave the list empty"
+            ]
+        )
 
 
 def help_text() -> str:
@@ -532,14 +559,13 @@ def load_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
 
 def save_step(run: Run, step: Step, model: Segmenter, method: Method, costs: dict) -> None:
     if run.ranks.is_main:
-        statistics = method.state_dict()
         state = checkpoint.step_state(
             model,
             run.config.model.architecture,
             step=step.index,
             class_ids=step.seen,
             class_names=run.dataset.class_names,
-            methods={method.name: statistics} if statistics else {},
+            methods=method.handover(),
             costs=costs,
             config=dump_config(run.config),
         )

@@ -125,7 +125,7 @@ class DataConfig(Section):
 class ModelConfig(Section):
     body: Text
     output_stride: Literal[8, 16]
-    norm: Literal["abn", "iabn"]
+    norm: Literal["abn", "abn_lean", "iabn"]
     sync: bool
     head_channels: Size
     dilations: Dilations | None
@@ -142,6 +142,7 @@ class MethodConfig(Section):
     strength: NonNegative | None
     cross_entropy: Literal["all", "valid"]
     options: Annotated[dict[str, Any], AfterValidator(_simple_values)]
+    also_observe: Annotated[tuple[Text, ...], Strict(False)]
 
 
 class PhaseConfig(Section):
@@ -173,7 +174,7 @@ class TrainConfig(Section):
     seed: Annotated[int, Field(ge=0, lt=2**32)]
     amp: Literal["off", "bf16", "fp16"]
     channels_last: bool
-    compile_losses: bool
+    losses: Literal["fused", "plain", "compiled"]
     device: Literal["auto", "cpu", "cuda"]
     first_step: Count
     last_step: Count | None

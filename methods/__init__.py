@@ -4,7 +4,16 @@ import importlib
 import pkgutil
 
 from methods.altersgd import PHASES, AlterSGD, Consolidate, make_phase
-from methods.base import METHODS, Descent, Method, Weights, make_method, published_strength, register
+from methods.base import (
+    METHODS,
+    Descent,
+    Method,
+    Weights,
+    WithObservers,
+    make_method,
+    published_strength,
+    register,
+)
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
@@ -17,6 +26,7 @@ __all__ = [
     "Descent",
     "Method",
     "Weights",
+    "WithObservers",
     "make_method",
     "make_phase",
     "published_strength",

@@ -9,15 +9,17 @@ knows neither:
 So every method runs under every phase, resuming needs no phase state, and all ranks agree.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from methods import losses
+from methods import fused, losses
 
 METHODS: dict[str, type["Method"]] = {}
+LOSSES = {"plain": losses, "fused": fused}  # the same functions twice
 
 
 def register(name: str):
@@ -50,6 +52,9 @@ class Method:
 
     name: str
     needs_teacher = False
+    # Step 0 is trained alike by all methods with plain cross-entropy there, so one model can serve them all.
+    shares_first_step = True
+    losses = losses  # or methods.fused
     # The published lambda, by protocol where it differs: {"default": 10.0, "15-1": 100.0}.
     strength: float | dict[str, float] = 0.0
     # A method's own settings with their defaults; `method.options` in the config may change them.
@@ -76,7 +81,7 @@ class Method:
 
     def segmentation_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """l_seg: the only term that a phase may flip."""
-        return losses.cross_entropy(logits, labels, self.mean_over)
+        return self.losses.cross_entropy(logits, labels, self.mean_over)
 
     def retention_losses(self, student, teacher) -> dict[str, Tensor]:
         """R as named terms, never flipped. Called from step 1 on, with the outputs of both models, if `needs_teacher`."""
@@ -97,6 +102,45 @@ class Method:
         if state:
             raise ValueError(f"method {self.name!r} keeps no state, but the checkpoint holds {sorted(state)}")
 
+    def handover(self) -> dict[str, dict[str, Any]]:
+        """What a finished step leaves to the next one, by the name of the method it is for."""
+        state = self.state_dict()
+        return {self.name: state} if state else {}
+
+
+class WithObservers(Method):
+    """A method in whose step 0 others watch: each gathers its own statistics in the same pass and changes nothing."""
+
+    def __init__(self, method: Method, observers: Sequence[Method]):
+        self.name, self.method, self.observers = method.name, method, observers
+        self.segmentation_loss, self.retention_losses = method.segmentation_loss, method.retention_losses
+
+    def begin_step(self, model: nn.Module, step) -> None:
+        assert step.index == 0, "later, every method trains a model of its own"
+        for method in (self.method, *self.observers):
+            method.begin_step(model, step)
+
+    def after_backward(self, model: nn.Module, weights: Weights) -> dict[str, Tensor]:
+        for observer in self.observers:
+            observer.after_backward(model, weights)
+        return self.method.after_backward(model, weights)
+
+    def end_step(self, model: nn.Module) -> None:
+        for method in (self.method, *self.observers):
+            method.end_step(model)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self.handover()
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for method in (self.method, *self.observers):
+            method.load_state_dict(state.get(method.name, {}))
+
+    def handover(self) -> dict[str, dict[str, Any]]:
+        return {
+            name: s for method in (self.method, *self.observers) for name, s in method.handover().items()
+        }
+
 
 def published_strength(name: str, protocol: str) -> float:
     strength = METHODS[name].strength
@@ -105,10 +149,14 @@ def published_strength(name: str, protocol: str) -> float:
     return float(strength)
 
 
-def make_method(name: str, cross_entropy: str = "all", options: dict[str, Any] | None = None) -> Method:
+def make_method(
+    name: str, cross_entropy: str = "all", options: dict[str, Any] | None = None, losses: str = "plain"
+) -> Method:
     if name not in METHODS:
         raise ValueError(f"method.name: {name!r} is not one of {', '.join(sorted(METHODS))}")
-    return METHODS[name](cross_entropy, **(options or {}))
+    method = METHODS[name](cross_entropy, **(options or {}))
+    method.losses = LOSSES[losses]
+    return method
 
 
 class Descent:

@@ -5,7 +5,6 @@ Both terms have weight 100 in MiB's experiments; `feature_ratio` is the weight o
 
 from torch import Tensor
 
-from methods import losses
 from methods.base import Method, register
 
 
@@ -17,6 +16,7 @@ class ILT(Method):
 
     def retention_losses(self, student, teacher) -> dict[str, Tensor]:
         return {
-            "distillation": losses.distillation(student.logits, teacher.logits),
-            "features": self.feature_ratio * losses.feature_distillation(student.features, teacher.features),
+            "distillation": self.losses.distillation(student.logits, teacher.logits),
+            "features": self.feature_ratio
+            * self.losses.feature_distillation(student.features, teacher.features),
         }

@@ -16,20 +16,22 @@ from data.protocols import IGNORE_INDEX
 def cross_entropy(logits: Tensor, labels: Tensor, mean_over: str = "all") -> Tensor:
     """-log p_y, averaged over all pixels (MiB's code: void counts in the denominator) or over the valid ones."""
     total = F.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum")
-    return total / _num_pixels(labels, mean_over)
+    return total / num_pixels(labels, mean_over)
 
 
 def unbiased_cross_entropy(logits: Tensor, labels: Tensor, num_old: int, mean_over: str = "all") -> Tensor:
     """MiB Eq. 5: an old label says only "one of the old classes": -log sum_{c < num_old} p_c; a new one is plain CE.
 
-    At step 0 the background is the only old class (num_old = 1) and this is cross_entropy.
+    At step 0 the background is the only old class (num_old = 1) and this is cross_entropy, to the last bit.
     """
+    if num_old == 1:
+        return cross_entropy(logits, labels, mean_over)
     everything = logits.logsumexp(dim=1, keepdim=True)
     any_old = logits[:, :num_old].logsumexp(dim=1, keepdim=True)
     log_p = torch.cat((any_old, logits[:, num_old:]), dim=1) - everything
     merged = torch.where(labels == IGNORE_INDEX, labels, (labels - (num_old - 1)).clamp(min=0))
     total = F.nll_loss(log_p, merged, ignore_index=IGNORE_INDEX, reduction="sum")
-    return total / _num_pixels(labels, mean_over)
+    return total / num_pixels(labels, mean_over)
 
 
 def distillation(student: Tensor, teacher: Tensor) -> Tensor:
@@ -57,7 +59,7 @@ def binary_cross_entropy(logits: Tensor, labels: Tensor, mean_over: str = "all")
     one_hot = torch.zeros_like(logits)
     one_hot.scatter_(1, labels.where(valid, 0).unsqueeze(1), 1.0)
     per_pixel = F.binary_cross_entropy_with_logits(logits, one_hot, reduction="none").sum(dim=1)
-    return (per_pixel * valid).sum() / _num_pixels(labels, mean_over)
+    return (per_pixel * valid).sum() / num_pixels(labels, mean_over)
 
 
 def binary_distillation(student: Tensor, teacher: Tensor) -> Tensor:
@@ -72,7 +74,7 @@ def feature_distillation(student: Tensor, teacher: Tensor) -> Tensor:
     return F.mse_loss(student.to(dtype), teacher.to(dtype))
 
 
-def _num_pixels(labels: Tensor, mean_over: str) -> Tensor | int:
+def num_pixels(labels: Tensor, mean_over: str) -> Tensor | int:
     """The denominator of a pixel mean.
 
     Ranks average their gradients, so the valid pixels are counted over all of them. With gradient accumulation the

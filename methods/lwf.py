@@ -5,7 +5,6 @@ R is the cross-entropy between the teacher's and the student's softmax over the 
 
 from torch import Tensor
 
-from methods import losses
 from methods.base import Method, register
 
 
@@ -15,4 +14,4 @@ class LwF(Method):
     strength = 100.0
 
     def retention_losses(self, student, teacher) -> dict[str, Tensor]:
-        return {"distillation": losses.distillation(student.logits, teacher.logits)}
+        return {"distillation": self.losses.distillation(student.logits, teacher.logits)}

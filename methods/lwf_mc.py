@@ -6,7 +6,6 @@ over the old classes. Its step 0 therefore cannot be shared with the softmax met
 
 from torch import Tensor
 
-from methods import losses
 from methods.base import Method, register
 
 
@@ -14,9 +13,10 @@ from methods.base import Method, register
 class LwFMC(Method):
     needs_teacher = True
     strength = 10.0
+    shares_first_step = False
 
     def segmentation_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return losses.binary_cross_entropy(logits, labels, self.mean_over)
+        return self.losses.binary_cross_entropy(logits, labels, self.mean_over)
 
     def retention_losses(self, student, teacher) -> dict[str, Tensor]:
-        return {"distillation": losses.binary_distillation(student.logits, teacher.logits)}
+        return {"distillation": self.losses.binary_distillation(student.logits, teacher.logits)}

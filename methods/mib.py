@@ -7,7 +7,6 @@ teacher called background (Eq. 10). Published strength: 10, but 100 on VOC 15-1.
 
 from torch import Tensor, nn
 
-from methods import losses
 from methods.base import Method, register
 
 
@@ -20,7 +19,7 @@ class MiB(Method):
         model.init_new_from_background()
 
     def segmentation_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return losses.unbiased_cross_entropy(logits, labels, self.num_old, self.mean_over)
+        return self.losses.unbiased_cross_entropy(logits, labels, self.num_old, self.mean_over)
 
     def retention_losses(self, student, teacher) -> dict[str, Tensor]:
-        return {"distillation": losses.unbiased_distillation(student.logits, teacher.logits)}
+        return {"distillation": self.losses.unbiased_distillation(student.logits, teacher.logits)}

@@ -24,10 +24,10 @@ class MobileNetV2(nn.Module):
         network = torchvision.models.MobileNetV2(norm_layer=partial(norm, activation="identity"))
         self.features = network.features[:-1]
         self.out_channels = self.features[-1].out_channels
-        pure = all(isinstance(module, ABN) for module in self.modules() if hasattr(module, "running_mean"))
+        pure = all(type(module) is ABN for module in self.modules() if hasattr(module, "running_mean"))
         for module in self.modules():
             if isinstance(module, nn.ReLU6):
-                module.inplace = pure  # iabn keeps its output for the backward pass, abn does not
+                module.inplace = pure  # the other norms keep their output for the backward pass
         _dilate(self.features, output_stride)
 
     def forward(self, x: Tensor) -> Tensor:

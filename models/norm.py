@@ -1,7 +1,8 @@
 """Activated batch normalisation: act(batch_norm(x) * (|weight| + eps) + bias), the unit the network is made of.
 
-Two implementations with the same function and the same state (weight, bias, running_mean, running_var):
-`abn`, pure PyTorch, twice differentiable, on any device; `iabn`, the memory-saving kernels of the package inplace-abn.
+Three implementations with the same function and the same state (weight, bias, running_mean, running_var): `abn`, pure
+PyTorch, twice differentiable, on any device; `abn_lean`, the same but keeping only its output for the backward pass, which
+the next layer keeps anyway, and computing its input back from it; `iabn`, the package inplace-abn, which does so in kernels.
 Statistics go over all ranks of an explicit process `group`; without one every rank keeps to its own batch.
 """
 
@@ -15,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-NORMS = ("abn", "iabn")
+NORMS = ("abn", "abn_lean", "iabn")
 ACTIVATIONS = ("leaky_relu", "identity")
 LEAKY_SLOPE = 0.01
 EPS = 1e-5
@@ -31,6 +32,13 @@ def make_norm(kind: str, group: dist.ProcessGroup | None = None) -> NormFactory:
         group = None
     if kind == "abn":
         return partial(ABN, group=group)
+    if kind == "abn_lean":
+        if group is not None:
+            raise ValueError(
+                "model.norm=abn_lean keeps the statistics of each process apart: "
+                "use model.norm=abn or iabn, or model.sync=false"
+            )
+        return LeanABN
     return _make_inplace_norm(group)
 
 
@@ -132,6 +140,48 @@ class ABN(nn.Module):
     def extra_repr(self) -> str:
         synchronised = ", synchronised" if self.group is not None else ""
         return f"{self.num_features}, {self.activation}{synchronised}"
+
+
+class LeanABN(ABN):
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.training:
+            return super().forward(x)
+        slope = LEAKY_SLOPE if self.activation == "leaky_relu" else 1.0
+        scale = self.weight.abs() + self.eps
+        statistics = self.running_mean, self.running_var, self.momentum, self.eps
+        return _ActivatedBatchNorm.apply(x, scale, self.bias, slope, *statistics)
+
+
+class _ActivatedBatchNorm(torch.autograd.Function):
+    """leaky_relu(batch_norm(x)), both invertible since slope and scale are positive."""
+
+    @staticmethod
+    def forward(ctx, x, scale, bias, slope, running_mean, running_var, momentum, eps) -> Tensor:
+        y, _, inverse_std = torch.native_batch_norm(
+            x, scale, bias, running_mean, running_var, True, momentum, eps
+        )
+        if slope != 1.0:
+            F.leaky_relu_(y, slope)
+        ctx.save_for_backward(y, scale, bias, inverse_std)
+        ctx.slope, ctx.eps = slope, eps
+        return y
+
+    @staticmethod
+    @torch.autograd.function.once_differentiable
+    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+        y, scale, bias, inverse_std = ctx.saved_tensors
+        per_channel = (1, -1) + (1,) * (y.dim() - 2)
+        scale_, bias_, inverse_std_ = (t.view(per_channel).to(y.dtype) for t in (scale, bias, inverse_std))
+        if ctx.slope != 1.0:
+            grad = torch.ops.aten.leaky_relu_backward(grad, y, ctx.slope, True)
+            y = F.leaky_relu(y, 1 / ctx.slope)
+        normalised = (y - bias_).div_(scale_)
+        # As the input of a batch norm, the normalised values have mean 0 and deviation 1.
+        mean, inverse_of_one = torch.zeros_like(inverse_std), torch.ones_like(inverse_std)
+        grad, grad_scale, grad_bias = torch.ops.aten.native_batch_norm_backward(
+            grad, normalised, scale, None, None, mean, inverse_of_one, True, ctx.eps, [True, True, True]
+        )
+        return grad.mul_(inverse_std_), grad_scale, grad_bias, *[None] * 5
 
 
 def all_reduce_sum(x: Tensor, group: dist.ProcessGroup) -> Tensor:

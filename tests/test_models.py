@@ -11,7 +11,7 @@ from data.vision import torchvision
 from models import BODIES, build_segmenter
 from models.deeplabv3 import DeepLabV3
 from models.mobilenet import DilatedDepthwise
-from models.norm import make_norm
+from models.norm import NORMS, make_norm
 
 SMALL = ("resnet_tiny", "mobilenet_v2")
 
@@ -106,7 +106,7 @@ def test_dilated_mobilenet_sees_the_places_the_strided_one_sees(output_stride):
         torch.testing.assert_close(dilated(x)[..., ::step, ::step], plain(x), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("norm", ["abn", "iabn"])
+@pytest.mark.parametrize("norm", NORMS)
 @pytest.mark.parametrize("body", [*SMALL, "resnet18", "resnet50"])
 def test_every_parameter_learns(body, norm):
     if norm == "iabn":

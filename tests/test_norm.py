@@ -5,6 +5,7 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
+from torch import nn
 
 from models.norm import ABN, EPS, LEAKY_SLOPE, NORMS, make_norm
 
@@ -72,16 +73,42 @@ def test_twice_differentiable(activation, training):
 @pytest.mark.parametrize("activation", ACTIVATIONS)
 @pytest.mark.parametrize("training", [True, False])
 @pytest.mark.parametrize("memory_format", [torch.contiguous_format, torch.channels_last])
-def test_inplace_form_equals_the_pure_one(activation, training, memory_format):
-    pytest.importorskip("inplace_abn", exc_type=ImportError)
+@pytest.mark.parametrize("lean", [kind for kind in NORMS if kind != "abn"])
+def test_lean_forms_equal_the_plain_one(lean, activation, training, memory_format):
+    if lean == "iabn":
+        pytest.importorskip("inplace_abn", exc_type=ImportError)
     results = []
-    for kind in NORMS:
+    for kind in ("abn", lean):
         norm = signed_norm(kind, activation, dtype=torch.float32).train(training)
         x = pictures(dtype=torch.float32).contiguous(memory_format=memory_format).requires_grad_()
         out = norm(x.clone())  # iabn overwrites what it is given
         (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
         results.append([out, x.grad, norm.weight.grad, norm.bias.grad, dict(norm.state_dict())])
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
+
+
+def test_lean_norm_keeps_one_map_where_the_plain_one_keeps_two():
+    kept = {}
+    for kind in ("abn", "abn_lean"):
+        network = nn.Sequential(
+            nn.Conv2d(3, 8, 1, bias=False), make_norm(kind)(8), nn.Conv2d(8, 8, 1, bias=False)
+        )
+        storages = {}
+
+        def keep(tensor, storages=storages):
+            storages[tensor.untyped_storage().data_ptr()] = tensor
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            network(torch.randn(2, 3, 16, 16))
+        kept[kind] = sum(tensor.shape == (2, 8, 16, 16) for tensor in storages.values())
+    assert kept == {"abn": 2, "abn_lean": 1}
+
+
+def test_lean_norm_does_not_synchronise(monkeypatch):
+    monkeypatch.setattr(dist, "get_world_size", lambda group: 2)
+    with pytest.raises(ValueError, match=r"model\.sync=false"):
+        make_norm("abn_lean", object())
 
 
 def test_without_inplace_abn_the_error_says_what_to_do(monkeypatch):
@@ -91,7 +118,7 @@ def test_without_inplace_abn_the_error_says_what_to_do(monkeypatch):
 
 
 def test_unknown_names_are_refused():
-    with pytest.raises(ValueError, match="abn, iabn"):
+    with pytest.raises(ValueError, match="abn, abn_lean, iabn"):
         make_norm("bn")
     with pytest.raises(ValueError, match="leaky_relu, identity"):
         ABN(3, "relu")

@@ -209,7 +209,7 @@ def _set_mode(module, mode):
 @pytest.mark.slow
 def test_compiled_losses_give_the_same_run(toy_arguments, tmp_path, double_precision):
     assert train.main(toy_arguments("method.name=mib", name="eager")) == 0
-    assert train.main(toy_arguments("method.name=mib", "train.compile_losses=true", name="compiled")) == 0
+    assert train.main(toy_arguments("method.name=mib", "train.losses=compiled", name="compiled")) == 0
     assert_close(weights_of(tmp_path / "runs/eager"), weights_of(tmp_path / "runs/compiled"), 1e-9)
 
 
@@ -309,3 +309,34 @@ def test_learning_rate_is_poly_from_the_full_rate_on():
     rates = [train.set_learning_rate(optimizer, t, 10, 0.9) for t in (1, 6, 10)]
     assert rates == pytest.approx([0.01, 0.01 * 0.5**0.9, 0.01 * 0.1**0.9])
     assert optimizer.param_groups[0]["lr"] == rates[-1] and math.isfinite(rates[-1])
+
+
+def test_one_step_0_serves_every_method(toy_arguments, tmp_path):
+    """Weights and statistics gathered in one pass give the run that its own step 0 would have given, to the last bit."""
+    observed = ("train.last_step=0", "method.also_observe=[ewc,pi,rw]")
+    assert train.main(toy_arguments("method.name=ft", *observed, name="first")) == 0
+    start = f"train.start_from={tmp_path}/runs/first/step_0.pt"
+    for method in ("mib", "ewc", "pi", "rw"):
+        for name, extra in (("own", ()), ("shared", (start,))):
+            assert train.main(toy_arguments(f"method.name={method}", *extra, name=f"{method}-{name}")) == 0
+        own, shared = (weights_of(tmp_path / f"runs/{method}-{name}") for name in ("own", "shared"))
+        assert all(torch.equal(own[key], shared[key]) for key in own), method
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["method.also_observe=[mib]"], "'mib' is not one of ewc, pi, rw"),
+        (["method.name=lwf_mc", "method.also_observe=[ewc]"], "objective of its own"),
+    ],
+)
+def test_observers_that_cannot_observe(toy_arguments, capsys, arguments, message):
+    assert train.main(toy_arguments(*arguments)) == 2
+    assert message in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_fused_losses_give_the_same_run(toy_arguments, tmp_path, double_precision):
+    for losses in ("plain", "fused"):
+        assert train.main(toy_arguments("method.name=mib", f"train.losses={losses}", name=losses)) == 0
+    assert_close(weights_of(tmp_path / "runs/plain"), weights_of(tmp_path / "runs/fused"), 1e-9)

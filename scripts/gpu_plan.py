@@ -1,0 +1,102 @@
+"""What the paper's table 1 should cost on GPUs: a plan from counted operations, not a measurement.
+
+    python -m scripts.gpu_plan [--teraflops 60] [--bandwidth 1.5] [--seeds 3]
+
+Operations are counted on the meta device, pictures are those of VOC 15-1 disjoint, and what cannot be counted is an assumption
+printed with the table. What will measure it: torchrun --nproc_per_node=8 train.py configs/voc/15-1.yaml, whose log shows img/s.
+"""
+
+import argparse
+import sys
+
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from data.official import STEP_SIZES
+from metrics.tables import markdown_table
+from models.segmenter import build_segmenter
+
+CROP, EPOCHS, BATCH = 512, 30, 24
+TEACHERS = 5  # LwF, LwF-MC, ILT, MiB, AlterSGD
+OTHERS = 4  # FT, PI, EWC, RW
+STEP_0_TRAININGS = 2  # one for all but LwF-MC, one for LwF-MC
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--teraflops",
+        type=float,
+        default=60.0,
+        help="reached by one GPU, 1e12 per second (60: about 40 %% of an A100 with TF32)",
+    )
+    parser.add_argument(
+        "--bandwidth", type=float, default=1.5, help="memory of one GPU, 1e12 bytes per second"
+    )
+    parser.add_argument("--link", type=float, default=0.1, help="between GPUs, 1e12 bytes per second")
+    parser.add_argument("--seeds", type=int, default=3, help="runs of the whole table")
+    options = parser.parse_args(arguments)
+
+    forward, parameters, activations = count()
+    first, later = picture_passes()
+    plain, with_teacher = 3 * forward, 4 * forward  # the backward pass costs twice the forward one
+
+    def seconds(operations: float, passes: int, gpus: int) -> float:
+        """Arithmetic, then memory traffic (each activation written and read in both directions), then the exchange."""
+        alone = operations / (options.teraflops * 1e12) + passes * 4 * activations / (
+            options.bandwidth * 1e12
+        )
+        exchange = passes / BATCH * 2 * 4 * parameters / (options.link * 1e12)
+        return alone / gpus + (exchange if gpus > 1 else 0.0)
+
+    operations = (
+        (STEP_0_TRAININGS * first + OTHERS * later) * plain
+        + TEACHERS * later * with_teacher
+        + (first + later) * plain  # Joint
+    )
+    passes = STEP_0_TRAININGS * first + (OTHERS + TEACHERS) * later + first + later
+    print(
+        f"forward pass of ResNet-101, crop {CROP}: {forward / 1e9:.0f} GFLOP a picture; {parameters / 1e6:.1f} M parameters; "
+        f"{activations / 1e9:.2f} GB of activations a picture\n"
+        f"table 1, one seed, step 0 shared: {passes:,} picture passes, {operations / 1e15:.0f} PFLOP\n"
+        f"assumed: {options.teraflops:g} TFLOP/s and {options.bandwidth:g} TB/s reached per GPU, gradients exchanged at "
+        f"{options.link:g} TB/s without overlap, loading hidden, evaluation not counted\n"
+    )
+    table = options.seeds * seconds(operations, passes, 8)
+    chain = seconds(first * plain + later * with_teacher, first + later, 8)  # no later step before its step 0
+    rows = [
+        ["1", "one run after another", options.seeds * seconds(operations, passes, 1)],
+        ["8", "one run after another, each on 8", table],
+        ["64", "8 runs at once, each on 8", max(table / 8, chain)],
+    ]
+    header = ["GPUs", "layout", f"hours for {options.seeds} seeds: expected, not measured"]
+    print(markdown_table(header, [[gpus, layout, f"{time / 3600:.1f}"] for gpus, layout, time in rows]))
+    return 0
+
+
+def count() -> tuple[int, int, int]:
+    """Forward FLOP per picture, parameters, and bytes of activations per picture in single precision."""
+    with torch.device("meta"):
+        model = build_segmenter("resnet101").train()
+        model.add_classes(21)
+        sizes: list[int] = []
+        for module in model.modules():
+            if not list(module.children()):
+                module.register_forward_hook(lambda _m, _i, out: sizes.append(out.numel()))
+        counter = FlopCounterMode(display=False)
+        with counter:
+            model(torch.empty(2, 3, CROP, CROP))  # the pooled norm wants more than one picture
+    parameters = sum(p.numel() for p in model.parameters())
+    return counter.get_total_flops() // 2, parameters, 4 * sum(sizes) // 2
+
+
+def picture_passes() -> tuple[int, int]:
+    """Pictures trained on in step 0 and in all later steps."""
+    sizes = STEP_SIZES["voc", "train_aug", "15-1", "disjoint"]
+    return EPOCHS * sizes[0], EPOCHS * sum(sizes[1:])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
