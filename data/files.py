@@ -33,7 +33,7 @@ def _reading(path: Path) -> Iterator[None]:
 def read_image(path: Path) -> np.ndarray:
     """The picture as H x W x 3 bytes."""
     with _reading(path), Image.open(path) as image:
-        return np.array(image.convert("RGB"))
+        return np.array(image if image.mode == "RGB" else image.convert("RGB"))
 
 
 def open_mask(path: Path) -> Image.Image:

@@ -12,7 +12,6 @@ from torch import Tensor
 from data.dataset import DataError, Picture
 from data.files import read_image, read_mask
 from data.protocols import BACKGROUND, IGNORE_INDEX, Step
-from data.vision import torchvision
 
 MODES = ("disjoint", "overlapped", "sequential")
 
@@ -111,15 +110,13 @@ class StepDataset(torch.utils.data.Dataset):
             raise DataError(
                 f"{picture.mask}: is of another size than {picture.image}; make both the same size"
             )
-        image, labels = torch.from_numpy(pixels).permute(2, 0, 1), torch.from_numpy(self.table[mask])
+        image, labels = torch.from_numpy(pixels).permute(2, 0, 1), torch.from_numpy(self.table.take(mask))
         if self.transform is not None:
             with torch.random.fork_rng(devices=[]):
                 # not torch.manual_seed, which would reach the generators of the GPUs as well
                 torch.default_generator.manual_seed(_seed_of(self.seed, epoch, picture.name))
-                image, labels = self.transform(
-                    torchvision.tv_tensors.Image(image), torchvision.tv_tensors.Mask(labels)
-                )
-        return image.as_subclass(Tensor).contiguous(), labels.as_subclass(Tensor).contiguous()
+                image, labels = self.transform(image, labels)
+        return image.contiguous(), labels
 
 
 def _seed_of(seed: int, epoch: int, name: str) -> int:

@@ -6,19 +6,26 @@ from torch import Tensor
 
 from data.protocols import IGNORE_INDEX
 
+CHUNK = 2**18  # pixels counted at a time: what stays in a cache
+
 
 class ConfusionMatrix:
     """Counts on the device; rows are the truth, columns the prediction. Nothing is copied to the host until asked."""
 
     def __init__(self, num_classes: int, device: torch.device | str = "cpu"):
+        assert num_classes <= IGNORE_INDEX
         self.num_classes = num_classes
         self.counts = torch.zeros(num_classes, num_classes, dtype=torch.int64, device=device)
 
     def update(self, labels: Tensor, predictions: Tensor) -> None:
         """Add pixels; both tensors of one shape, integers, labels may hold IGNORE_INDEX."""
-        valid = labels != IGNORE_INDEX
-        pairs = labels[valid].long() * self.num_classes + predictions[valid].long()
-        self.counts += torch.bincount(pairs, minlength=self.num_classes**2).reshape(self.counts.shape)
+        bins = self.num_classes * (self.num_classes + 1)  # one more row takes the pixels without a label
+        dtype = torch.int16 if bins <= torch.iinfo(torch.int16).max else torch.int32
+        parts = zip(labels.flatten().split(CHUNK), predictions.flatten().split(CHUNK), strict=True)
+        for truth, guess in parts:
+            pairs = truth.to(dtype).clamp_(max=self.num_classes).mul_(self.num_classes).add_(guess.to(dtype))
+            counts = torch.bincount(pairs, minlength=bins).view(-1, self.num_classes)
+            self.counts += counts[: self.num_classes]
 
     def sum_over_ranks(self) -> None:
         if dist.is_available() and dist.is_initialized():

@@ -9,7 +9,6 @@ from data import DataError, Picture
 from data.incremental import StepDataset
 from data.loaders import iterations_per_epoch, test_loader, train_loader
 from data.transforms import normalise, test_transform, train_transform
-from data.vision import torchvision
 
 KEEP = np.arange(256, dtype=np.uint8)
 
@@ -49,12 +48,12 @@ def test_train_transform_moves_picture_and_mask_together():
     blocks = (
         torch.arange(12, dtype=torch.uint8).view(3, 4).repeat_interleave(20, 0).repeat_interleave(20, 1) * 20
     )
-    image = torchvision.tv_tensors.Image(blocks.expand(3, -1, -1))
+    image = blocks.expand(3, -1, -1)
     transform = train_transform(64, scale=(0.5, 1.0))
     flips = set()
     for seed in range(8):
         torch.manual_seed(seed)
-        picture, mask = transform(image, torchvision.tv_tensors.Mask(blocks))
+        picture, mask = transform(image, blocks)
         assert picture.shape == (3, 64, 64) and mask.shape == (64, 64)
         assert picture.dtype == mask.dtype == torch.uint8
         assert set(mask.unique().tolist()) <= set(blocks.unique().tolist())
@@ -66,8 +65,8 @@ def test_train_transform_moves_picture_and_mask_together():
 @pytest.mark.parametrize("size", [20, 44, 64])  # sizes at which no sample lies just between two pixels
 def test_masks_are_sampled_as_pillow_does(size):
     labels = np.random.default_rng(0).integers(0, 21, (30, 47), np.uint8)
-    image = torchvision.tv_tensors.Image(torch.zeros(3, 30, 47, dtype=torch.uint8))
-    _, mask = test_transform(size)(image, torchvision.tv_tensors.Mask(torch.from_numpy(labels)))
+    image = torch.zeros(3, 30, 47, dtype=torch.uint8)
+    _, mask = test_transform(size)(image, torch.from_numpy(labels))
     width = int(size * 47 / 30)
     resized = np.asarray(Image.fromarray(labels).resize((width, size), Image.Resampling.NEAREST))
     left = round((width - size) / 2)
@@ -76,10 +75,10 @@ def test_masks_are_sampled_as_pillow_does(size):
 
 def test_crop_cannot_exceed_the_picture():
     """Crops of twice the area never fit: after ten tries the largest central one is taken."""
-    image = torchvision.tv_tensors.Image(torch.zeros(3, 30, 90, dtype=torch.uint8))
+    image = torch.zeros(3, 30, 90, dtype=torch.uint8)
     mask = torch.zeros(30, 90, dtype=torch.uint8)
     mask[:, 25:65] = 1  # the central 4:3
-    _, labels = train_transform(16, scale=(2.0, 2.0), flip=0.0)(image, torchvision.tv_tensors.Mask(mask))
+    _, labels = train_transform(16, scale=(2.0, 2.0), flip=0.0)(image, mask)
     assert labels.eq(1).all()
 
 

@@ -1,0 +1,258 @@
+"""From many results.json to numbers that may be compared: runs sorted by what they did, means over seeds, paired tests.
+
+Runs are told apart by their config alone (`metrics.paper.setting_of`), never by the name of a folder. Only runs of one
+recipe - all of the config but method, phase, lambda and seed, and the same pictures - are put side by side.
+"""
+
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from configs.schema import config_differences
+from data.protocols import BACKGROUND, Step, steps_from_lists
+from metrics import continual
+from metrics.paper import Setting, setting_of
+
+FREE_KEYS = (
+    *("run.", "data.root", "data.cache", "data.workers", "method.also_observe"),
+    *("train.device", "train.first_step", "train.last_step", "train.start_from", "train.evaluate_"),
+)
+SPEED_KEYS = ("train.channels_last", "train.losses", "train.compile_losses")
+AXES = ("method.name", "method.strength", "method.options", "phase.", "train.seed")
+# Learning all classes at once is a protocol of its own and has no later steps.
+AXES_OF_JOINT = (
+    "data.protocol",
+    "data.steps",
+    "data.mode",
+    "data.unseen",
+    "optim.lr_later",
+    "train.epochs_later",
+)
+MACHINE = ("device", "threads", "world_size", "torch")
+SMALLEST_TEST = 3  # seeds
+
+
+@dataclass(frozen=True, eq=False)
+class Run:
+    """A results.json: its folder, what it holds, and how texts call the folder."""
+
+    folder: Path
+    results: Mapping[str, Any]
+    place: str
+
+    @property
+    def config(self) -> Mapping[str, Any]:
+        return self.results["config"]
+
+    @property
+    def seed(self) -> int:
+        return self.config["train"]["seed"]
+
+    @cached_property
+    def setting(self) -> Setting:
+        return setting_of(self.config)
+
+    @cached_property
+    def steps(self) -> list[Step]:
+        return steps_from_lists(self.results["protocol"])
+
+    @property
+    def is_finished(self) -> bool:
+        return len(self.results["steps"]) == len(self.steps)
+
+    @cached_property
+    def class_names(self) -> dict[int, str]:
+        return dict(zip(self.steps[-1].seen, self.results["steps"][-1]["classes"], strict=True))
+
+    @cached_property
+    def history(self) -> list[continual.IoU]:
+        """IoU by class id after each step."""
+        ids = {name: c for c, name in self.class_names.items()}
+        return [{ids[name]: iou for name, iou in step["iou"].items()} for step in self.results["steps"]]
+
+    @property
+    def seconds_later(self) -> float | None:
+        """Of training after step 0."""
+        seconds = [step.get("seconds") for step in self.results["steps"][1:]]
+        return None if not seconds or None in seconds else sum(seconds)
+
+
+# -------------------------------------------------------------------------------------------------------- sorting the runs
+
+
+@dataclass
+class Collection:
+    """The finished runs of one recipe by setting and seed, and what was left out."""
+
+    reference: Run
+    cells: dict[Setting, dict[int, Run]] = field(default_factory=dict)
+    unfinished: list[Run] = field(default_factory=list)
+    foreign: list[tuple[Run, list[str]]] = field(
+        default_factory=list
+    )  # of another recipe, and how it differs
+    repeated: list[tuple[Run, Run]] = field(
+        default_factory=list
+    )  # left out, and the run that was there before
+
+    @property
+    def steps(self) -> list[Step]:
+        return self.reference.steps
+
+    @property
+    def protocol(self) -> str | None:
+        return self.reference.config["data"]["protocol"]
+
+    @property
+    def runs(self) -> list[Run]:
+        return [run for seeds in self.cells.values() for run in seeds.values()]
+
+    def seeds(self, settings: Iterable[Setting]) -> list[int]:
+        return sorted({seed for setting in settings for seed in self.cells.get(setting, {})})
+
+    def values(self, setting: Setting, key: str | int) -> dict[int, float]:
+        """Seed -> a figure after the last step, where it is known: old, new, all, first (old after step 0), forgetting
+        or a class id, in percent; or seconds, of the later steps."""
+        known = {seed: self._figure(run, key) for seed, run in self.cells.get(setting, {}).items()}
+        return {seed: value for seed, value in sorted(known.items()) if value is not None}
+
+    def _figure(self, run: Run, key: str | int) -> float | None:
+        if key == "seconds":
+            return run.seconds_later
+        if key == "forgetting":
+            value = run.results["steps"][-1]["mean_forgetting"]
+        elif isinstance(key, int):
+            value = run.history[-1].get(key)
+        else:
+            after, group = (run.history[0], "old") if key == "first" else (run.history[-1], key)
+            value = continual.miou(after, self.steps[0], with_background=False)[group]
+        return None if value is None else 100 * value
+
+    def old_classes_by_step(self, setting: Setting) -> list["Spread"]:
+        """mIoU of the old classes after each step."""
+        histories = [run.history for run in self.cells.get(setting, {}).values()]
+        return [
+            spread(100 * v for v in (self._old(iou) for iou in after) if v is not None)
+            for after in zip(*histories, strict=True)
+        ]
+
+    def _old(self, iou: continual.IoU) -> float | None:
+        return continual.miou(iou, self.steps[0], with_background=False)["old"]
+
+    def classes_by_step(self, setting: Setting) -> list[list[float | None]]:
+        """IoU of each foreground class (rows, in the order of learning) after each step, the mean over seeds."""
+        histories = [run.history for run in self.cells.get(setting, {}).values()]
+        return [
+            [_percent(continual.mean(iou.get(c) for iou in after)) for after in zip(*histories, strict=True)]
+            for c in self.steps[-1].seen
+            if c != BACKGROUND
+        ]
+
+
+def collect(runs: Sequence[Run]) -> Collection | None:
+    """Sort the runs; the recipe is the one that most finished runs share. None if no run is finished."""
+    finished = [run for run in runs if run.is_finished]
+    if not finished:
+        return None
+    collection = Collection(_most_common_recipe(finished))
+    collection.unfinished = [run for run in runs if not run.is_finished]
+    for run in finished:
+        differences = recipe_differences(collection.reference, run)
+        seeds = collection.cells.setdefault(run.setting, {}) if not differences else {}
+        if differences:
+            collection.foreign.append((run, differences))
+        elif run.seed in seeds:
+            collection.repeated.append((run, seeds[run.seed]))
+        else:
+            seeds[run.seed] = run
+    return collection
+
+
+def recipe_differences(one: Run, other: Run) -> list[str]:
+    """What two runs do differently beyond method, phase, lambda and seed: "train.epochs: 30 -> 10"."""
+    free = FREE_KEYS + SPEED_KEYS + AXES
+    if "joint" in (one.setting.method, other.setting.method):
+        free += AXES_OF_JOINT
+    recipes = [{**run.config, "pictures": run.results.get("data", {})} for run in (one, other)]
+    return [difference for difference in config_differences(*recipes) if not difference.startswith(free)]
+
+
+def machine_differences(runs: Sequence[Run]) -> list[str]:
+    """In what matters for seconds: "threads: 1, 2"."""
+    found: dict[str, set[str]] = {}
+    for run in runs:
+        environment = run.results.get("environment", {})
+        for key in MACHINE:
+            found.setdefault(key, set()).add(str(environment.get(key)))
+        for key in SPEED_KEYS:
+            section, name = key.split(".")
+            found.setdefault(key, set()).add(str(run.config[section].get(name)))
+    return [f"{key}: {', '.join(sorted(values))}" for key, values in found.items() if len(values) > 1]
+
+
+def share_step_0(runs: Sequence[Run]) -> bool:
+    """Do runs of different seeds all go out from the same step 0?"""
+    return len({run.seed for run in runs}) > 1 and all(run.history[0] == runs[0].history[0] for run in runs)
+
+
+def _most_common_recipe(runs: Sequence[Run]) -> Run:
+    groups: list[list[Run]] = []
+    for run in [run for run in runs if run.setting.method != "joint"] or runs:
+        group = next((group for group in groups if not recipe_differences(group[0], run)), None)
+        if group is None:
+            groups.append([run])
+        else:
+            group.append(run)
+    return max(groups, key=len)[0]
+
+
+# ------------------------------------------------------------------------------------------------------- means and tests
+
+
+@dataclass(frozen=True)
+class Spread:
+    """Mean and standard deviation (of a sample: n - 1) over n seeds."""
+
+    mean: float | None
+    deviation: float | None
+    n: int
+
+
+def spread(values: Iterable[float]) -> Spread:
+    values = list(values)
+    return Spread(
+        statistics.fmean(values) if values else None,
+        statistics.stdev(values) if len(values) > 1 else None,
+        len(values),
+    )
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One setting minus another over the seeds that both have; `p` of a paired t test, None for too few seeds."""
+
+    values: tuple[float, ...]
+    p: float | None
+
+    @property
+    def spread(self) -> Spread:
+        return spread(self.values)
+
+
+def paired(ours: Mapping[int, float], reference: Mapping[int, float]) -> Difference:
+    seeds = sorted(ours.keys() & reference.keys())
+    values = tuple(ours[seed] - reference[seed] for seed in seeds)
+    # Without any spread, as between copies of a run, t is not defined.
+    if len(seeds) < SMALLEST_TEST or max(values) - min(values) < 1e-9:
+        return Difference(values, None)
+    from scipy.stats import ttest_rel  # takes a second to import
+
+    return Difference(
+        values, float(ttest_rel([ours[s] for s in seeds], [reference[s] for s in seeds]).pvalue)
+    )
+
+
+def _percent(value: float | None) -> float | None:
+    return None if value is None else 100 * value
