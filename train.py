@@ -252,6 +252,7 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
         momentum=config.optim.momentum,
         nesterov=config.optim.nesterov,
         weight_decay=config.optim.weight_decay,
+        fused=True,
     )
     scaler = torch.amp.GradScaler(ranks.device.type, enabled=config.train.amp == "fp16")
     parts = {"model": model, "method": method, "optimizer": optimizer, "scaler": scaler}

@@ -58,6 +58,7 @@ def test_results_hold_what_a_reader_needs(toy_arguments, tmp_path):
         "strength": 10.0,
         "cross_entropy": "all",
         "options": {},
+        "also_observe": [],
     }
     assert {"torch", "python", "device", "world_size", "commit"} <= results["environment"].keys()
     last = results["steps"][1]
