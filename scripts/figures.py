@@ -1,0 +1,232 @@
+"""The figures of a report, drawn by matplotlib."""
+
+import io
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import matplotlib
+import numpy as np
+
+matplotlib.use("Agg")
+from matplotlib import pyplot
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from data.protocols import BACKGROUND
+from metrics import paper
+from metrics.paper import Setting
+from metrics.summary import Collection, Spread, spread
+from models.run_folder import RunError
+from scripts.layouts import Image
+from scripts.report_tables import KEYS, altersgd, consolidate, groups, lambdas, mib, name, shares
+
+# Distinct to the colour-blind (after Okabe and Ito); what a report is about has the strongest colours.
+# fmt: off
+COLOURS = {
+    "MiB": "#0072B2", "AlterSGD": "#D55E00", "Consolidate": "#009E73", "Joint": "#000000", "FT": "#999999",
+    "PI": "#CC79A7", "EWC": "#E69F00", "RW": "#8C6D31", "LwF": "#56B4E9", "LwF-MC": "#7B4FA3", "ILT": "#B5A900",
+}
+MARKERS = {
+    "MiB": "o", "AlterSGD": "s", "Consolidate": "D", "FT": "v", "PI": "^", "EWC": "<", "RW": ">", "LwF": "P",
+    "LwF-MC": "X", "ILT": "*",
+}
+STYLE = {
+    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3,
+    "legend.frameon": False, "svg.hashsalt": "report", "text.parse_math": False,
+}
+# fmt: on
+GROUP_COLOURS = ("#0072B2", "#D55E00", "#000000")  # old, new, all
+MOST_LABELS = 40  # classes that are named in a heat map
+MOST_PANELS = 6  # in a row
+
+
+def images(section: str, runs: Collection) -> list[Image]:
+    """The figures that belong to a section of the report, as SVG."""
+    made = []
+    with pyplot.rc_context(STYLE):
+        for label, (caption, draw) in FIGURES.get(section, {}).items():
+            figure = draw(runs)
+            if figure is not None:
+                made.append(Image(label, caption, _svg(figure)))
+    return made
+
+
+def pictures(runs: Collection, count: int) -> Image:
+    """Picture, truth, and what MiB and AlterSGD see after the last step, by the first seed that both have."""
+    from scripts.compare import example_panels
+
+    pair = {"MiB": runs.cells.get(mib(runs), {}), "AlterSGD": runs.cells.get(altersgd(runs), {})}
+    both = sorted(pair["MiB"].keys() & pair["AlterSGD"].keys())
+    if not both:
+        raise RunError(
+            "--pictures: no seed has a finished run of MiB and one of AlterSGD; leave --pictures out"
+        )
+    folders = [seeds[both[0]].folder for seeds in pair.values()]
+    panels = example_panels(folders, [len(runs.steps) - 1] * len(folders), count)
+    titles = ["picture", "truth", *pair]
+    size = (1.9 * len(titles), 1.5 * len(panels) + 0.2)
+    figure, axes = pyplot.subplots(
+        len(panels), len(titles), squeeze=False, figsize=size, layout="constrained"
+    )
+    for axis, image in zip(axes.flat, (image for row in panels for image in row), strict=True):
+        axis.imshow(image, interpolation="nearest")
+        axis.axis("off")
+    for axis, title in zip(axes[0], titles, strict=True):
+        axis.set_title(title, fontsize=9)
+    return Image("pictures", f"After the last step, seed {both[0]}.", _png(figure), "png")
+
+
+# --------------------------------------------------------------------------------------------------------- one figure each
+
+
+def steps_figure(runs: Collection) -> Figure | None:
+    """mIoU of the old classes after each step."""
+    series = {label: runs.old_classes_by_step(setting) for label, setting in _methods(runs).items()}
+    if not series:
+        return None
+    figure, axis = pyplot.subplots(figsize=(7.2, 3.8), layout="constrained")
+    for label, spreads in series.items():
+        look = {"color": COLOURS[label], "label": label}
+        if len(spreads) < len(runs.steps):  # all classes at once
+            axis.axhline(spreads[-1].mean, linestyle="--", linewidth=1.2, **look)
+            continue
+        means = np.array([np.nan if s.mean is None else s.mean for s in spreads])
+        widths = np.array([s.deviation or 0.0 for s in spreads])
+        steps = np.arange(len(spreads))
+        # Dashed, since the control often lies right on AlterSGD.
+        line = "--" if label == "Consolidate" else "-"
+        axis.plot(steps, means, marker=MARKERS.get(label), markersize=5, linestyle=line, **look)
+        axis.fill_between(
+            steps, means - widths, means + widths, color=COLOURS[label], alpha=0.18, linewidth=0
+        )
+    axis.set(xlabel="step", ylabel=f"mIoU of the old classes ({groups(runs)[0]}), %", ylim=(0, None))
+    axis.set_xticks(range(len(runs.steps)))
+    axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    return figure
+
+
+def classes_figure(runs: Collection) -> Figure | None:
+    """A heat map per method: IoU of each class after each step; what is not learned yet stays empty."""
+    maps = {label: runs.classes_by_step(setting) for label, setting in _methods(runs).items()}
+    if not maps:
+        return None
+    names = [label for c, label in runs.reference.class_names.items() if c != BACKGROUND]
+    lines = math.ceil(len(maps) / MOST_PANELS)
+    columns = math.ceil(len(maps) / lines)
+    size = (1.8 + 1.35 * columns, lines * min(max(0.17 * len(names) + 0.6, 2.2), 9.0))
+    figure, axes = pyplot.subplots(lines, columns, squeeze=False, figsize=size, layout="constrained")
+    for axis in axes.flat[len(maps) :]:
+        axis.axis("off")
+    for number, (label, rows) in enumerate(maps.items()):
+        axis = axes.flat[number]
+        values = np.array([[np.nan if v is None else v for v in row] for row in rows], dtype=float)
+        mesh = axis.pcolormesh(np.ma.masked_invalid(values), vmin=0, vmax=100, cmap="viridis")
+        axis.set_title(label, fontsize=9)
+        axis.grid(False)
+        axis.invert_yaxis()
+        axis.set_xticks(np.arange(values.shape[1]) + 0.5, range(values.shape[1]))
+        named = names if number % columns == 0 and len(names) <= MOST_LABELS else []
+        axis.set_yticks(np.arange(len(named)) + 0.5, named, fontsize=7)
+        axis.tick_params(length=0)
+        if number + columns >= len(maps):
+            axis.set_xlabel("step")
+    figure.colorbar(mesh, ax=axes, label="IoU, %", shrink=0.8 / lines, aspect=20)
+    return figure
+
+
+def p_figure(runs: Collection) -> Figure:
+    """mIoU of the groups over p."""
+    ours = {float(p): _spreads(runs, setting) for p, setting in shares(runs).items()}
+    theirs = {
+        float(p): [0.0 if value == paper.ALMOST_ZERO else value for value in values]
+        for p, values in paper.FIGURE_P.items()
+    }
+    figure, axis = pyplot.subplots(figsize=(6.8, 3.6), layout="constrained")
+    for number, colour in enumerate(GROUP_COLOURS):
+        label = f"{groups(runs)[number]}, ours", f"{paper.GROUPS[number]}, paper"
+        # The paper's points are not joined: between them lie some that its text does not give.
+        _curves(axis, ours, theirs, number, label, papers_line="none", color=colour, marker="o")
+    axis.set(xlabel="p: share of normal training in a step", ylabel="mIoU, %", ylim=(0, None))
+    axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
+    return figure
+
+
+def lambda_figure(runs: Collection) -> Figure:
+    """A panel per group: mIoU over lambda."""
+    settings = {"MiB": lambda x: mib(runs, x), "AlterSGD": lambda x: paper.alternating(mib(runs, x))}
+    figure, axes = pyplot.subplots(1, 3, figsize=(9.2, 3.3), layout="constrained")
+    for number, axis in enumerate(axes):
+        for label, setting in settings.items():
+            ours = {x: _spreads(runs, setting(x)) for x in lambdas(runs) if x > 0}
+            theirs = {x: means[label] for x, means in paper.TABLE_3.items()}
+            look = {"color": COLOURS[label], "marker": MARKERS[label], "markersize": 5}
+            _curves(axis, ours, theirs, number, (f"{label}, ours", f"{label}, paper"), **look)
+        group, papers = groups(runs)[number], paper.GROUPS[number]
+        title = group if group == papers else f"{group} (paper: {papers})"
+        axis.set(xscale="log", xlabel="λ", ylim=(0, None), title=title)
+        axis.set_xticks(paper.LAMBDAS, paper.LAMBDAS)
+        axis.set_xticks([], minor=True)
+    axes[0].set_ylabel("mIoU, %")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=4)
+    return figure
+
+
+# section -> file name -> caption and how it is drawn
+FIGURES: dict[str, dict[str, tuple[str, Callable[[Collection], Figure | None]]]] = {
+    "table1": {
+        "steps": ("The old classes after each step; bands: standard deviation over seeds.", steps_figure),
+        "classes": ("IoU of each class after each step, mean over seeds.", classes_figure),
+    },
+    "table3": {"lambda": ("mIoU over λ; bars: standard deviation over seeds.", lambda_figure)},
+    "figure-p": {
+        "p": ("mIoU over p; bars: standard deviation over seeds. Paper: what its text gives.", p_figure)
+    },
+}
+
+
+# ------------------------------------------------------------------------------------------------------------------ pieces
+
+
+def _methods(runs: Collection) -> dict[str, Setting]:
+    """The rows of table 1 and the control, where they ran."""
+    order = [*paper.rows(runs.protocol).values(), consolidate(runs)]
+    return {name(runs, setting): setting for setting in order if setting in runs.cells}
+
+
+def _spreads(runs: Collection, setting: Setting) -> list[Spread]:
+    return [spread(runs.values(setting, key).values()) for key in KEYS]
+
+
+def _curves(
+    axis: Axes,
+    ours: Mapping[float, Sequence[Spread]],
+    theirs: Mapping[float, Sequence[float | None]],
+    number: int,
+    labels: tuple[str, str],
+    papers_line: str = ":",
+    **look: Any,
+) -> None:
+    """Figure `number` of each point: ours solid with error bars, the paper's hollow."""
+    known = {x: spreads[number] for x, spreads in ours.items() if spreads[number].mean is not None}
+    means, bars = [s.mean for s in known.values()], [s.deviation or 0.0 for s in known.values()]
+    axis.plot(list(known), means, label=labels[0], **look)
+    axis.errorbar(list(known), means, yerr=bars, fmt="none", ecolor=look["color"], capsize=2.5)
+    printed = {x: values[number] for x, values in theirs.items() if values[number] is not None}
+    hollow = {"markerfacecolor": "white", "linestyle": papers_line}
+    axis.plot(list(printed), list(printed.values()), label=labels[1], **look, **hollow)
+
+
+def _svg(figure: Figure) -> bytes:
+    """The same bytes for the same figure; closes it."""
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
+    pyplot.close(figure)
+    return buffer.getvalue()
+
+
+def _png(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    pyplot.close(figure)
+    return buffer.getvalue()

@@ -1,0 +1,390 @@
+"""The tables of a report: which settings each of them wants, and how they are laid out.
+
+A section is made by a function of the collected runs; SECTIONS holds them by the name that `--tables` and the markers of a
+Markdown file use.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+
+from data.protocols import BACKGROUND
+from metrics import paper
+from metrics.continual import group_names
+from metrics.paper import Setting
+from metrics.summary import SMALLEST_TEST, Collection, Difference, Spread, machine_differences, paired, spread
+from scripts.layouts import EMPTY, Section, Table
+
+KEYS = ("old", "new", "all")
+CLASSES_IN_A_TABLE = 15
+CONTRADICTION = (
+    f"The paper's means of {' and '.join(paper.CONTRADICTORY)} do not follow from its rows per class; "
+    "they are shown as printed."
+)
+# Each choice that the paper leaves open alone, and what its theorem supposes. Step 0 stays shared, as in the paper.
+ABLATIONS = [
+    *(
+        {key: choice}
+        for key, choices in paper.CHOICES.items()
+        for choice in choices[1:]
+        if key != "from_step"
+    ),
+    {"momentum": "off", "batch": "same", "lr": "hold"},
+]
+SEEDS_IN_BRACKETS = "In brackets: the number of seeds."
+NOT_CORRECTED = (
+    f"Mean ± standard deviation of the differences over the seeds that both have, and p of a paired t test, not corrected "
+    f"for the number of comparisons. With fewer than {SMALLEST_TEST} such seeds, too few for a test, each difference is listed."
+)
+
+
+# ------------------------------------------------------------------------------------------------- what the tables are about
+
+
+def groups(runs: Collection) -> list[str]:
+    names = group_names(runs.steps)
+    return [names["old"], names["new"], "all"]
+
+
+def paper_header(runs: Collection) -> str:
+    return "paper" if paper.is_papers(runs.reference.config) else f"paper ({paper.SETTING_IN_WORDS})"
+
+
+def mib(runs: Collection, strength: float | None = None) -> Setting:
+    return Setting("mib", paper.mib_strength(runs.protocol) if strength is None else float(strength))
+
+
+def consolidate(runs: Collection) -> Setting:
+    return paper.alternating(mib(runs), phase="consolidate")
+
+
+def altersgd(runs: Collection) -> Setting:
+    return paper.alternating(mib(runs))
+
+
+def ablations(runs: Collection) -> list[Setting]:
+    """Changes of AlterSGD and of the control that share lambda and p with them: those wanted, then others that ran."""
+    wanted = [paper.alternating(mib(runs), **changes) for changes in ABLATIONS]
+    common = ("mib", mib(runs).lambda_a, mib(runs).lambda_a, paper.DEFAULT_P)
+    ran = [s for s in runs.cells if (s.method, s.lambda_a, s.lambda_b, s.p) == common and s.changes]
+    return wanted + [s for s in ran if s not in wanted]
+
+
+def found(runs: Collection) -> list[Setting]:
+    """Every setting that ran, in the order of table 1, then the control, the ablations and the rest."""
+    order = [*paper.rows(runs.protocol).values(), consolidate(runs), *ablations(runs)]
+    rest = [s for s in runs.cells if s not in order]
+    rest.sort(key=lambda s: (s.method, s.phase, s.p, s.lambda_a, s.lambda_b, str(s.changes)))
+    return [s for s in order if s in runs.cells] + rest
+
+
+def lambdas(runs: Collection) -> list[float]:
+    ran = {s.lambda_a for s in runs.cells if s in (Setting("mib", s.lambda_a), _equal_lambdas(s.lambda_a))}
+    return sorted({*map(float, paper.LAMBDAS), *ran})
+
+
+def grid(runs: Collection) -> list[float]:
+    """lambda_a and lambda_b of table 4: the paper's and those of runs where the two differ."""
+    ran = {s for s in runs.cells if s == _pair(s.lambda_a, s.lambda_b) and s.lambda_a != s.lambda_b}
+    return sorted({*map(float, paper.LAMBDAS), *(x for s in ran for x in (s.lambda_a, s.lambda_b))})
+
+
+def shares(runs: Collection) -> dict:
+    """p -> setting, for the paper's p and those that ran; p = 1 is plain MiB."""
+    ran = {s.p for s in runs.cells if s == paper.alternating(mib(runs), p=s.p)}
+    return {p: paper.alternating(mib(runs), p=p) for p in sorted({*paper.FIGURE_P, *ran})}
+
+
+def _pair(lambda_a: float, lambda_b: float) -> Setting:
+    return paper.alternating(Setting("mib", lambda_a), lambda_b=lambda_b)
+
+
+def _equal_lambdas(strength: float) -> Setting:
+    return _pair(strength, strength)
+
+
+# ---------------------------------------------------------------------------------------------------------------- the tables
+
+
+def table_1(runs: Collection) -> Section:
+    rows = paper.rows(runs.protocol)
+    table = Table(
+        "mIoU in percent after the last step",
+        ["method", "seeds", *groups(runs), *paper.GROUPS],
+        [[name, *means(runs, setting), *map(number, paper.MEANS[name])] for name, setting in rows.items()],
+        [("", 1), ("ours", 4), (paper_header(runs), 3)],
+        rules=_rules(rows),
+    )
+    notes = ["Means over foreground classes; mean ± standard deviation over seeds.", CONTRADICTION]
+    return Section("table1", "Table 1: the methods", [table], notes, missing(runs, rows))
+
+
+def table_2(runs: Collection) -> Section:
+    rows = paper.rows(runs.protocol)
+    names = runs.reference.class_names
+    old = [c for c in runs.steps[0].new if c != BACKGROUND]
+    new = [c for c in runs.steps[-1].seen if c != BACKGROUND and c not in old]
+    tables = []
+    for classes in (chunk for part in (old, new) for chunk in _chunks(part, CLASSES_IN_A_TABLE)):
+        lines, rules = [], []
+        for name, setting in rows.items():
+            rules.append(len(lines))
+            lines.append([name, seeds(runs, setting), *(cell(runs, setting, c) for c in classes)])
+            if all(names[c] in paper.CLASSES for c in classes):
+                theirs = dict(zip(paper.CLASSES, paper.PER_CLASS[name], strict=True))
+                lines.append(
+                    [f"{name}, {paper_header(runs)}", "", *(number(theirs[names[c]]) for c in classes)]
+                )
+        header = ["method", "seeds", *(names[c] for c in classes)]
+        ends = dict.fromkeys((names[classes[0]], names[classes[-1]]))  # one name for one class
+        title = f"IoU in percent of {' to '.join(ends)} after the last step"
+        tables.append(Table(title, header, lines, rules=rules[1:]))
+    return Section("table2", "Table 2: each class", tables, missing=missing(runs, rows))
+
+
+def table_3(runs: Collection) -> Section:
+    settings = {x: {"MiB": mib(runs, x), "AlterSGD": _equal_lambdas(x)} for x in lambdas(runs)}
+    rows = []
+    for strength, pair in settings.items():
+        theirs = paper.TABLE_3.get(strength, {})
+        row = [f"{strength:g}"]
+        row += [cell(runs, setting, key, with_seeds=True) for key in KEYS for setting in pair.values()]
+        row += [number(theirs[name][i]) if theirs else EMPTY for i in range(3) for name in pair]
+        rows.append(row)
+    columns = [
+        f"{group} {name}"
+        for names in (groups(runs), paper.GROUPS)
+        for group in names
+        for name in paper.TABLE_3[1]
+    ]
+    table = Table(
+        "mIoU in percent for different λ",
+        ["λ", *columns],
+        rows,
+        [("", 1), ("ours", 6), (paper_header(runs), 6)],
+    )
+    wanted = {f"{name}, λ {x:g}": setting for x, pair in settings.items() for name, setting in pair.items()}
+    return Section("table3", "Table 3: λ", [table], [SEEDS_IN_BRACKETS], missing(runs, wanted))
+
+
+def table_4(runs: Collection) -> Section:
+    values = grid(runs)
+    tables = []
+    for key, group, paper_group in zip(KEYS, groups(runs), paper.GROUPS, strict=True):
+        rows = [
+            [
+                f"{b:g}",
+                *(cell(runs, _pair(a, b), key, with_seeds=True) for a in values),
+                *_paper_grid(paper_group, b),
+            ]
+            for b in values
+        ]
+        columns = [f"λ_a {a:g}" for a in (*values, *paper.LAMBDAS)]
+        theirs = paper_header(runs) if group == paper_group else f"{paper_header(runs)}, {paper_group}"
+        title = f"mIoU in percent of {group} for λ_a in descents and λ_b in ascents"
+        spans = [("", 1), ("ours", len(values)), (theirs, len(paper.LAMBDAS))]
+        tables.append(Table(title, ["λ_b", *columns], rows, spans))
+    wanted = {f"λ_a {a:g}, λ_b {b:g}": _pair(a, b) for b in values for a in values}
+    return Section("table4", "Table 4: λ_a and λ_b", tables, [SEEDS_IN_BRACKETS], missing(runs, wanted))
+
+
+def table_p(runs: Collection) -> Section:
+    settings = shares(runs)
+    rows = [
+        [paper.show_p(p), *means(runs, setting), *map(number, paper.FIGURE_P.get(p, (None,) * 3))]
+        for p, setting in settings.items()
+    ]
+    table = Table(
+        "mIoU in percent for different p, the share of normal training in a step",
+        ["p", "seeds", *groups(runs), *paper.GROUPS],
+        rows,
+        [("", 1), ("ours", 4), (paper_header(runs), 3)],
+    )
+    notes = ["At p = 30/30 nothing alternates: MiB. The paper's text gives but some points of its figure."]
+    wanted = {f"p {paper.show_p(p)}": setting for p, setting in settings.items()}
+    return Section("figure-p", "Figure over p", [table], notes, missing(runs, wanted))
+
+
+def table_ablations(runs: Collection) -> Section:
+    controls = [mib(runs), consolidate(runs), altersgd(runs)]
+    settings = {name(runs, s): s for s in [*controls, *ablations(runs)]}
+    rows = [
+        [label, *means(runs, s), cell(runs, s, "forgetting")]
+        + [signed(difference(runs, s, control, "all")) if s != control else EMPTY for control in controls]
+        for label, s in settings.items()
+    ]
+    table = Table(
+        "What the paper leaves open, against MiB, the control and default AlterSGD",
+        ["phase", "seeds", *groups(runs), "forgetting", *(name(runs, control) for control in controls)],
+        rows,
+        [("", 2), ("mIoU in percent", 3), ("", 1), ("difference of all to", 3)],
+        rules=[len(controls)],
+    )
+    notes = ["Differences: the mean over the seeds that both have."]
+    return Section("ablations", "Ablations of the phase", [table], notes, missing(runs, settings))
+
+
+def table_differences(runs: Collection) -> Section:
+    controls = [mib(runs), consolidate(runs), altersgd(runs)]
+    changed = [s for s in ablations(runs) if s in runs.cells]
+    compared = {
+        controls[0]: [s for s in found(runs) if s != controls[0]] or controls[1:],
+        controls[1]: [controls[2], *changed],
+        controls[2]: changed,
+    }
+    tables = [differences_table(runs, control, others) for control, others in compared.items() if others]
+    wanted = {name(runs, control): control for control in controls}
+    return Section("differences", "Differences, seed by seed", tables, [NOT_CORRECTED], missing(runs, wanted))
+
+
+def differences_table(runs: Collection, control: Setting, others: Sequence[Setting]) -> Table:
+    control_name = name(runs, control)
+    rows = []
+    for setting in others:
+        pairs = [difference(runs, setting, control, key) for key in KEYS]
+        row = [name(runs, setting), str(max(len(d.values) for d in pairs))]
+        row += [text for d in pairs for text in (listed(d), p_value(d))]
+        if control_name == "MiB":
+            row += paper_differences(row[0])
+        rows.append(row)
+    header = ["setting", "shared seeds", *["difference", "p"] * 3]
+    spans = [("", 2), *((group, 2) for group in groups(runs))]
+    if control_name == "MiB":
+        header, spans = [*header, *paper.GROUPS], [*spans, (paper_header(runs), 3)]
+    return Table(f"Difference to {control_name}, in points of mIoU", header, rows, spans)
+
+
+def table_forgetting(runs: Collection) -> Section:
+    old = groups(runs)[0]
+    rows = [
+        [name(runs, s), seeds(runs, s), *(cell(runs, s, key) for key in ("first", "old", "forgetting"))]
+        for s in found(runs)
+    ]
+    table = Table(
+        "What is forgotten, in points of mIoU",
+        ["setting", "seeds", f"{old} after step 0", f"{old} after the last", "forgetting"],
+        rows,
+    )
+    notes = ["Forgetting: the mean drop of a foreground class from the best it had after an earlier step."]
+    return Section("forgetting", "Forgetting", [table], notes)
+
+
+def table_costs(runs: Collection) -> Section:
+    control = runs.values(mib(runs), "seconds")
+    rows = []
+    for setting in (s for s in found(runs) if s.method != "joint"):
+        ours = runs.values(setting, "seconds")
+        ratios = spread(ours[seed] / control[seed] for seed in ours.keys() & control.keys() if control[seed])
+        rows.append(
+            [
+                name(runs, setting),
+                str(len(ours)),
+                show(spread(ours.values()), 0),
+                show(ratios, 2),
+                str(ratios.n),
+            ]
+        )
+    notes = ["Training alone, without scoring; the ratio is the mean over the seeds that both have."]
+    unlike = machine_differences(runs.runs)
+    if unlike:
+        notes.append(f"Not made alike, so seconds cannot be compared: {'; '.join(unlike)}.")
+    header = ["setting", "seeds", "seconds", "ratio to MiB", "shared seeds"]
+    table = Table("Seconds of training in the steps after step 0", header, rows)
+    return Section("costs", "Costs", [table], notes)
+
+
+SECTIONS: dict[str, Callable[[Collection], Section]] = {
+    "table1": table_1,
+    "table2": table_2,
+    "table3": table_3,
+    "table4": table_4,
+    "figure-p": table_p,
+    "ablations": table_ablations,
+    "differences": table_differences,
+    "forgetting": table_forgetting,
+    "costs": table_costs,
+}
+
+
+# --------------------------------------------------------------------------------------------------------------------- cells
+
+
+def name(runs: Collection, setting: Setting) -> str:
+    return paper.label(setting, runs.protocol)
+
+
+def means(runs: Collection, setting: Setting) -> list[str]:
+    return [seeds(runs, setting), *(cell(runs, setting, key) for key in KEYS)]
+
+
+def seeds(runs: Collection, setting: Setting) -> str:
+    return str(len(runs.cells.get(setting, {})))
+
+
+def cell(runs: Collection, setting: Setting, key: str | int, with_seeds: bool = False) -> str:
+    value = spread(runs.values(setting, key).values())
+    return show(value) + (f" ({value.n})" if with_seeds and value.n else "")
+
+
+def show(value: Spread, digits: int = 1) -> str:
+    if value.mean is None:
+        return EMPTY
+    deviation = "" if value.deviation is None else f" ± {value.deviation:.{digits}f}"
+    return f"{value.mean:.{digits}f}{deviation}"
+
+
+def number(value: float | str | None) -> str:
+    return EMPTY if value is None else value if isinstance(value, str) else f"{value:.1f}"
+
+
+def difference(runs: Collection, setting: Setting, control: Setting, key: str) -> Difference:
+    return paired(runs.values(setting, key), runs.values(control, key))
+
+
+def listed(value: Difference) -> str:
+    """Each difference where there are too few for a test, else their mean and deviation."""
+    if len(value.values) < SMALLEST_TEST:
+        return ", ".join(f"{d:+.1f}" for d in value.values) or EMPTY
+    return f"{value.spread.mean:+.1f} ± {value.spread.deviation:.1f}"
+
+
+def signed(value: Difference) -> str:
+    return f"{value.spread.mean:+.1f}" if value.values else EMPTY
+
+
+def p_value(value: Difference) -> str:
+    if 0 < len(value.values) < SMALLEST_TEST:
+        return f"n < {SMALLEST_TEST}"
+    return EMPTY if value.p is None else "< 0.001" if value.p < 0.001 else f"{value.p:.3f}"
+
+
+def paper_differences(row: str) -> list[str]:
+    if row not in paper.MEANS:
+        return [EMPTY] * 3
+    return [
+        f"{ours - theirs:+.1f}" for ours, theirs in zip(paper.MEANS[row], paper.MEANS["MiB"], strict=True)
+    ]
+
+
+def missing(runs: Collection, wanted: Mapping[str, Setting]) -> list[str]:
+    """Of the settings a table wants, those without a finished run for every seed that the table has anywhere."""
+    all_seeds = runs.seeds(wanted.values())
+    lines = []
+    for label, setting in wanted.items():
+        absent = [str(seed) for seed in all_seeds if seed not in runs.cells.get(setting, {})]
+        if absent or not all_seeds:
+            lines.append(
+                f"{label}: {'seed' if len(absent) == 1 else 'seeds'} {', '.join(absent)}" if absent else label
+            )
+    return lines
+
+
+def _paper_grid(group: str, lambda_b: float) -> list[str]:
+    return list(map(number, paper.TABLE_4[group].get(lambda_b, (None,) * len(paper.LAMBDAS))))
+
+
+def _rules(rows: Iterable[str]) -> list[int]:
+    """The paper sets MiB and AlterSGD apart."""
+    return [i for i, row in enumerate(rows) if row in ("MiB", "Joint")]
+
+
+def _chunks(items: Sequence[int], size: int) -> list[Sequence[int]]:
+    return [items[i : i + size] for i in range(0, len(items), size)]

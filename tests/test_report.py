@@ -1,0 +1,620 @@
+"""scripts.report on results.json files made up here."""
+
+import base64
+import copy
+import html.parser
+import json
+import re
+import xml.etree.ElementTree as xml
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import ttest_rel
+
+from configs.schema import load_config
+from data.protocols import protocol_steps, steps_from_lists
+from metrics import paper
+from metrics.results import step_result
+from metrics.summary import paired, spread
+from scripts import compare, layouts, report
+from scripts.report_tables import SECTIONS
+
+BASE = load_config([], ["data.root=/nowhere", "data.protocol=15-1"]).model_dump(mode="json")
+LEVELS = {"ft": 0.02, "lwf": 0.05, "mib": 0.4, "altersgd": 0.5, "consolidate": 0.48, "offline": 0.7}
+DASH = layouts.EMPTY
+NAMES = ("background", *paper.CLASSES)
+
+
+def write_run(
+    folder: Path,
+    name: str,
+    *,
+    method: str = "mib",
+    phase: str = "descent",
+    seed: int = 1,
+    level: float | None = None,
+    num_steps: int | None = None,
+    names: tuple[str, ...] = NAMES,
+    steps: list[list[int]] | None = None,
+    **keys,
+) -> dict:
+    """A results.json as train.py writes it, with random figures around a level; `train__epochs=5` changes train.epochs."""
+    config = copy.deepcopy(BASE)
+    config["train"]["seed"], config["phase"]["name"] = seed, phase
+    config["method"] |= {"name": method, "strength": 0.0 if method == "ft" else 100.0}
+    for key, value in keys.items():
+        section, option = key.split("__")
+        config[section][option] = value
+    protocol = config["data"]["protocol"]
+    plan = steps_from_lists(steps) if steps else protocol_steps("voc", protocol)
+    level = level or LEVELS.get(phase) or LEVELS["offline" if protocol == "offline" else method]
+    rng = np.random.default_rng([seed, int(1000 * level), len(method)])
+    done = []
+    for step in plan[:num_steps]:
+        ious = np.clip(level * (1.2 - 0.05 * step.index) + rng.normal(0, 0.03, step.num_classes), 0.001, 1)
+        costs = {"seconds": 100.0 + 10 * rng.random(), "images": 9, "iterations": 3}
+        done.append(step_result(step, plan, names, np.eye(step.num_classes, dtype=int), ious, done) | costs)
+    results = {
+        "config": config,
+        "protocol": [step.new for step in plan],
+        "environment": {"device": "a CPU", "threads": 2, "world_size": 1, "torch": "2", "commit": "abc"},
+        "data": {"train": "t", "test": "v"},
+        "steps": done,
+    }
+    (folder / name).mkdir(parents=True)
+    (folder / name / "results.json").write_text(json.dumps(results))
+    return results
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> tuple[Path, dict[str, list[dict]]]:
+    """Three seeds of some methods, two of the control, single runs of the other tables, one unfinished."""
+    folder = tmp_path_factory.mktemp("runs")
+    kinds = {
+        "ft": {"method": "ft"},
+        "mib": {},
+        "altersgd": {"phase": "altersgd"},
+        "consolidate": {"phase": "consolidate"},
+        "joint": {"method": "ft", "data__protocol": "offline"},
+    }
+    made: dict[str, list[dict]] = {}
+    for kind, keys in kinds.items():
+        seeds = (1, 2) if kind == "consolidate" else (1, 2, 3)
+        made[kind] = [write_run(folder / "deep", f"{kind}{seed}", seed=seed, **keys) for seed in seeds]
+    altersgd = {"phase": "altersgd"}
+    made["mib, 10"] = [write_run(folder, "a", method__strength=10.0)]
+    made["alter, 10"] = [write_run(folder, "b", method__strength=10.0, **altersgd)]
+    made["b 1"] = [write_run(folder, "c", phase__lambda_b=1.0, **altersgd)]
+    made["p 20"] = [write_run(folder, "d", phase__p=20 / 30, **altersgd)]
+    made["reset"] = [write_run(folder, "e", phase__momentum="reset", level=0.3, **altersgd)]
+    write_run(folder, "still going", method="lwf", num_steps=3)
+    write_run(folder, "step 0", method="ft", num_steps=1, train__last_step=0)
+    return folder, made
+
+
+@pytest.fixture(scope="module")
+def written(runs, tmp_path_factory) -> Path:
+    out = tmp_path_factory.mktemp("out")
+    assert report.main([str(runs[0]), "--out", str(out)]) == 0
+    return out
+
+
+def section(folder: Path, name: str):
+    return SECTIONS[name](report.read_runs([folder]))
+
+
+def row(table: layouts.Table, first: str) -> dict[str, str]:
+    """The cells of a row by header, those of the last group ("paper") under "paper: <header>"."""
+    cells = next(r for r in table.rows if r[0] == first)
+    return dict(zip(layouts._flat_header(table), cells, strict=True))
+
+
+def last(results: list[dict], group: str) -> np.ndarray:
+    return 100 * np.array([r["steps"][-1]["miou"][group] for r in results])
+
+
+def shown(values: np.ndarray) -> str:
+    return f"{values.mean():.1f} ± {values.std(ddof=1):.1f}"
+
+
+# ---- numbers ------------------------------------------------------------------------------------------------------------
+
+
+def test_spread_and_paired_test_are_those_of_numpy_and_scipy():
+    rng = np.random.default_rng(0)
+    ours, theirs = rng.normal(5, 1, 6), rng.normal(4, 1, 6)
+    found = spread(ours)
+    assert (found.mean, found.deviation, found.n) == (
+        pytest.approx(ours.mean()),
+        pytest.approx(ours.std(ddof=1)),
+        6,
+    )
+    by_seed = dict(enumerate(ours)), dict(enumerate(theirs)) | {99: 1.0}
+    difference = paired(*by_seed)
+    assert difference.p == pytest.approx(ttest_rel(ours, theirs).pvalue)
+    assert difference.spread.mean == pytest.approx((ours - theirs).mean())
+
+
+def test_without_seeds_or_spread_there_is_no_test():
+    assert spread([]) == spread(iter(())) and spread([]).mean is None
+    assert spread([3.0]).deviation is None
+    assert paired({1: 2.0, 2: 3.0}, {1: 1.0, 2: 1.0, 3: 5.0}).p is None  # two shared seeds
+    assert paired({1: 2.0}, {2: 1.0}).values == ()
+    assert paired({s: s + 1.0 for s in range(4)}, {s: float(s) for s in range(4)}).p is None
+
+
+def test_table_1_holds_means_over_seeds_beside_the_papers(runs):
+    folder, made = runs
+    table = section(folder, "table1").tables[0]
+    assert [r[0] for r in table.rows] == list(paper.MEANS)
+    for name, kind in {"FT": "ft", "MiB": "mib", "AlterSGD": "altersgd"}.items():
+        cells = row(table, name)
+        assert cells["ours: seeds"] == "3"
+        for header, group in {"1-15": "old", "16-20": "new", "all": "all"}.items():
+            assert cells[f"ours: {header}"] == shown(last(made[kind], group))
+    assert row(table, "AlterSGD")["paper: 1-15"] == "52.7"
+    empty = row(table, "ILT")
+    assert [empty[f"ours: {c}"] for c in ("seeds", "1-15", "16-20", "all")] == ["0", DASH, DASH, DASH]
+    assert empty["paper: all"] == "4.2"
+
+
+def test_joint_is_scored_in_the_groups_of_the_protocol(runs):
+    folder, made = runs
+    ious = np.array([[r["steps"][0]["iou"][c] for c in paper.CLASSES] for r in made["joint"]])
+    cells = row(section(folder, "table1").tables[0], "Joint")
+    assert cells["ours: 1-15"] == shown(100 * ious[:, :15].mean(axis=1))
+    assert cells["ours: 16-20"] == shown(100 * ious[:, 15:].mean(axis=1))
+
+
+def test_table_2_holds_each_class(runs):
+    folder, made = runs
+    first, second = section(folder, "table2").tables
+    assert list(first.header) == ["method", "seeds", *paper.CLASSES[:15]]
+    assert list(second.header) == ["method", "seeds", *paper.CLASSES[15:]]
+    values = np.array([100 * r["steps"][-1]["iou"]["sofa"] for r in made["mib"]])
+    assert row(second, "MiB")["sofa"] == shown(values)
+    assert row(second, "MiB, paper")["sofa"] == "10.7"
+
+
+def test_tables_over_lambda_and_p_find_their_runs(runs):
+    folder, made = runs
+    table = section(folder, "table3").tables[0]
+    ten, hundred, one = row(table, "10"), row(table, "100"), row(table, "1")
+    assert ten["ours: 1-15 MiB"] == f"{last(made['mib, 10'], 'old')[0]:.1f} (1)"
+    assert ten["ours: all AlterSGD"] == f"{last(made['alter, 10'], 'all')[0]:.1f} (1)"
+    assert ten["paper: all AlterSGD"] == "40.1"
+    assert hundred["ours: 16-20 MiB"] == f"{shown(last(made['mib'], 'new'))} (3)"
+    assert one["ours: all MiB"] == DASH
+
+    old, _, every = section(folder, "table4").tables
+    assert row(old, "1")["ours: λ_a 100"] == f"{last(made['b 1'], 'old')[0]:.1f} (1)"
+    assert row(every, "10")["ours: λ_a 10"] == f"{last(made['alter, 10'], 'all')[0]:.1f} (1)"
+    assert row(every, "1000")["paper: λ_a 10"] == "40.5"
+
+    shares = section(folder, "figure-p").tables[0]
+    assert [r[0] for r in shares.rows] == [f"{n}/30" for n in (5, 10, 15, 20, 25, 30)]
+    assert row(shares, "20/30")["ours: all"] == f"{last(made['p 20'], 'all')[0]:.1f}"
+    assert row(shares, "30/30")["ours: all"] == shown(last(made["mib"], "all"))
+    assert row(shares, "5/30")["paper: 1-15"] == paper.ALMOST_ZERO
+
+
+def test_differences_are_paired_by_seed(runs):
+    folder, made = runs
+    differences = section(folder, "differences")
+    to_mib, to_control, to_altersgd = differences.tables
+    for header, group in {"1-15": "old", "16-20": "new", "all": "all"}.items():
+        ours, theirs = last(made["altersgd"], group), last(made["mib"], group)
+        p = ttest_rel(ours, theirs).pvalue
+        cells = row(to_mib, "AlterSGD")
+        assert cells["shared seeds"] == "3"
+        assert (
+            cells[f"{header}: difference"]
+            == f"{(ours - theirs).mean():+.1f} ± {(ours - theirs).std(ddof=1):.1f}"
+        )
+        assert cells[f"{header}: p"] == ("< 0.001" if p < 0.001 else f"{p:.3f}")
+    assert row(to_mib, "AlterSGD")["paper: 1-15"] == "+10.3"
+    two = last(made["consolidate"], "all") - last(made["mib"][:2], "all")
+    cells = row(to_mib, "Consolidate")
+    assert cells["all: difference"] == ", ".join(f"{d:+.1f}" for d in two) and cells["all: p"] == "n < 3"
+    assert "too few for a test" in differences.notes[0]
+    assert [r[0] for r in to_control.rows] == ["AlterSGD", "AlterSGD, momentum reset"]
+    assert [r[0] for r in to_altersgd.rows] == ["AlterSGD, momentum reset"]
+
+
+def test_ablations_stand_against_mib_the_control_and_altersgd(runs):
+    folder, made = runs
+    table = section(folder, "ablations").tables[0]
+    assert [r[0] for r in table.rows[:3]] == ["MiB", "Consolidate", "AlterSGD"]
+    cells = row(table, "AlterSGD, momentum reset")
+    mine = last(made["reset"], "all")[0]
+    for name, kind in {"MiB": "mib", "Consolidate": "consolidate", "AlterSGD": "altersgd"}.items():
+        assert cells[f"difference of all to: {name}"] == f"{mine - last(made[kind], 'all')[0]:+.1f}"
+    assert row(table, "AlterSGD, lr hold")["mIoU in percent: all"] == DASH
+
+
+def test_forgetting_and_costs(runs, tmp_path):
+    folder, made = runs
+    forgotten = 100 * np.array([r["steps"][-1]["mean_forgetting"] for r in made["mib"]])
+    assert row(section(folder, "forgetting").tables[0], "MiB")["forgetting"] == shown(forgotten)
+    seconds = {
+        kind: np.array([sum(step["seconds"] for step in r["steps"][1:]) for r in made[kind]])
+        for kind in ("mib", "altersgd")
+    }
+    costs = section(folder, "costs")
+    table = costs.tables[0]
+    ratio = seconds["altersgd"] / seconds["mib"]
+    assert row(table, "AlterSGD")["ratio to MiB"] == f"{ratio.mean():.2f} ± {ratio.std(ddof=1):.2f}"
+    assert "Joint" not in [r[0] for r in table.rows]  # has no later steps
+    assert len(costs.notes) == 1
+    write_run(tmp_path, "one")
+    other = write_run(tmp_path, "two", seed=2)
+    other["environment"]["threads"] = 8
+    (tmp_path / "two/results.json").write_text(json.dumps(other))
+    assert "cannot be compared: threads: 2, 8" in section(tmp_path, "costs").notes[1]
+
+
+# ---- what is missing, and what does not belong together -------------------------------------------------------------------
+
+
+def test_missing_rows_seeds_and_settings_are_named(runs):
+    folder, _ = runs
+    assert {"ILT: seeds 1, 2, 3", "LwF: seeds 1, 2, 3"} <= set(section(folder, "table1").missing)
+    assert not [line for line in section(folder, "table1").missing if line.startswith(("MiB", "AlterSGD"))]
+    assert "MiB, λ 10: seeds 2, 3" in section(folder, "table3").missing
+    assert "λ_a 1, λ_b 1000: seeds 1, 2, 3" in section(folder, "table4").missing
+    assert "p 5/30: seeds 1, 2, 3" in section(folder, "figure-p").missing
+    assert "Consolidate: seed 3" in section(folder, "ablations").missing
+    wanted = {"AlterSGD, batch same", "AlterSGD, momentum off, batch same, lr hold"}
+    assert {f"{label}: seeds 1, 2, 3" for label in wanted} <= set(section(folder, "ablations").missing)
+
+
+def test_missing_and_unfinished_runs_are_in_every_text(written):
+    for name in ("report.md", "report.html"):
+        text = (written / name).read_text(encoding="utf-8")
+        assert "ILT: seeds 1, 2, 3 (Table 1, Table 2)" in text
+        assert re.search(r"still going: 3 of 6 steps$|still going: 3 of 6 steps<", text, re.MULTILINE)
+        assert "step 0: 1 of 6 steps, all that train.last_step=0 asks for" in text
+        assert "--pictures N" in text
+
+
+def test_runs_of_another_recipe_are_left_out_loudly(tmp_path, capsys):
+    folder = tmp_path / "runs"
+    results = [write_run(folder, f"mib{seed}", seed=seed) for seed in (1, 2)]
+    write_run(folder, "longer", seed=3, train__epochs_later=60, data__evaluate_size=256)
+    moved = write_run(folder, "moved", seed=4, data__root="/else/where", run__name="x", train__device="cpu")
+    assert report.main([str(folder), "--out", str(tmp_path / "out"), "--tables", "costs"]) == 0
+    said = [capsys.readouterr().err]
+    said += [
+        (tmp_path / "out" / name).read_text("utf-8") for name in ("report.md", "report.tex", "report.html")
+    ]
+    for text in said:
+        assert "longer is left out" in text.replace("\\_", "_")
+        for key in ("epochs_later", "evaluate_size"):
+            assert key in text.replace("\\_", "_")
+    cells = row(section(folder, "table1").tables[0], "MiB")
+    assert cells["ours: all"] == shown(last([*results, moved], "all"))
+
+
+def test_other_pictures_are_another_recipe_and_a_repeated_seed_is_not_averaged(tmp_path):
+    first = write_run(tmp_path, "a")
+    write_run(tmp_path, "again", level=0.9)
+    other = write_run(tmp_path, "other", seed=2)
+    other["data"]["train"] = "changed"
+    (tmp_path / "other/results.json").write_text(json.dumps(other))
+    collected = report.read_runs([tmp_path, tmp_path / "a"])  # a folder named twice is read once
+    assert [run.folder.name for run, _ in collected.foreign] == ["other"]
+    assert "pictures.train" in collected.foreign[0][1][0]
+    assert [run.folder.name for run, _ in collected.repeated] == ["again"]
+    assert (
+        row(SECTIONS["table1"](collected).tables[0], "MiB")["ours: all"] == f"{last([first], 'all')[0]:.1f}"
+    )
+
+
+def test_other_protocols_keep_their_group_names_and_name_the_papers_setting(tmp_path):
+    classes = ("background", *(f"c{i}" for i in range(1, 6)))
+    keys = {
+        "names": classes,
+        "steps": [[1, 2, 3], [4], [5]],
+        "data__dataset": "folder",
+        "data__protocol": None,
+    }
+    keys |= {"data__steps": [[1, 2, 3], [4], [5]], "method__strength": 10.0}
+    write_run(tmp_path, "mib", **keys)
+    write_run(tmp_path, "altersgd", phase="altersgd", **keys)
+    header = layouts._flat_header(section(tmp_path, "table1").tables[0])
+    assert header[2:5] == ["ours: 1-3", "ours: 4-5", "ours: all"]
+    assert header[5] == "paper (VOC, ResNet-101): 1-15"
+    assert row(section(tmp_path, "table1").tables[0], "AlterSGD")["ours: seeds"] == "1"
+    assert [r[0] for r in section(tmp_path, "table2").tables[0].rows] == list(
+        paper.MEANS
+    )  # no paper's classes
+    assert report.main([str(tmp_path), "--out", str(tmp_path / "out"), "--tables", "table3"]) == 0
+
+
+def test_one_step_0_for_all_seeds_is_said(tmp_path):
+    first = write_run(tmp_path, "a")
+    second = write_run(tmp_path, "b", seed=2)
+    assert not [fact for fact in report.describe(report.read_runs([tmp_path])) if "one step 0" in fact]
+    second["steps"][0] = first["steps"][0]
+    (tmp_path / "b/results.json").write_text(json.dumps(second))
+    assert [fact for fact in report.describe(report.read_runs([tmp_path])) if "one step 0" in fact]
+
+
+# ---- the formats ----------------------------------------------------------------------------------------------------------
+
+
+class Page(html.parser.HTMLParser):
+    """Checks that tags are closed in order; collects what a browser would load or run."""
+
+    VOID = {"meta", "img", "br"}
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.open, self.tags, self.sources, self.targets, self.text = [], set(), [], [], ""
+        self.feed(text)
+        self.close()
+        assert not self.open
+
+    def handle_starttag(self, tag, attributes):
+        self.tags.add(tag)
+        values = dict(attributes)
+        assert not [name for name in values if name.startswith("on")]
+        self.sources += [values["src"]] if "src" in values else []
+        self.targets += [values["href"]] if "href" in values else []
+        self.open += [tag] if tag not in self.VOID else []
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def test_the_page_is_whole_and_loads_nothing(written):
+    text = (written / "report.html").read_text(encoding="utf-8")
+    page = Page(text)
+    assert not page.tags & {"script", "link", "iframe", "object"}
+    assert page.targets and all(target.startswith("#") for target in page.targets)
+    assert all(f'id="{target[1:]}"' in text for target in page.targets)
+    assert len(page.sources) == 4  # steps, classes, lambda, p
+    assert "url(" not in text and "@import" not in text and "http" not in re.sub(r'src="[^"]*"', "", text)
+    for source in page.sources:
+        kind, data = source.split(",", 1)
+        assert kind == "data:image/svg+xml;base64"
+        drawing = xml.fromstring(base64.b64decode(data))
+        assert not [e for e in drawing.iter() if e.tag.endswith("script")]
+
+
+def test_the_same_runs_give_the_same_bytes(runs, written, tmp_path):
+    assert report.main([str(runs[0]), "--out", str(tmp_path), "--tables", "figure-p"]) == 0
+    assert (tmp_path / "figures/p.svg").read_bytes() == (written / "figures/p.svg").read_bytes()
+    names = sorted(str(path.relative_to(written)) for path in written.rglob("*.*"))
+    assert names == [
+        *(f"figures/{name}.svg" for name in ("classes", "lambda", "p", "steps")),
+        *("report.html", "report.md", "report.tex"),
+    ]
+
+
+def test_figures_named_in_the_markdown_exist(written):
+    linked = re.findall(r"\]\((\S+)\)", (written / "report.md").read_text(encoding="utf-8"))
+    assert len(linked) == 4 and all((written / place).is_file() for place in linked)
+
+
+def test_markdown_tables_have_equal_rows(written):
+    for block in (written / "report.md").read_text(encoding="utf-8").split("\n\n"):
+        if block.startswith("| "):
+            assert len({len(re.findall(r"(?<!\\)\|", line)) for line in block.splitlines()}) == 1
+
+
+def check_latex(text: str) -> None:
+    """Environments and braces are closed, and the rows of a table have its number of columns."""
+    text = "\n".join(line for line in text.splitlines() if not line.startswith("%"))
+    assert text.isascii()
+    assert not re.findall(r"(?<!\\)[#_^~](?![ab]\$)", text)
+    assert not re.findall(r"(?<!\\)%$", text.replace("{%", ""), re.MULTILINE) and "<" not in text
+    plain = re.sub(r"\\[{}]", "", text)
+    assert plain.count("{") == plain.count("}")
+    opened = []
+    for kind, name in re.findall(r"\\(begin|end)\{(\w+)\}", text):
+        assert kind == "begin" or opened.pop() == name
+        opened += [name] if kind == "begin" else []
+    assert not opened
+    for columns, body in re.findall(r"\\begin\{tabular\}\{(\w+)\}(.*?)\\end\{tabular\}", text, re.DOTALL):
+        for line in re.findall(r"^(.*)\\\\$", body, re.MULTILINE):
+            wide = sum(int(width) - 1 for width in re.findall(r"\\multicolumn\{(\d+)\}", line))
+            assert len(re.findall(r"(?<!\\)&", line)) + 1 + wide == len(columns)
+
+
+def test_latex_is_well_formed(written):
+    check_latex((written / "report.tex").read_text(encoding="utf-8"))
+
+
+def test_special_characters_in_latex():
+    assert layouts.latex_text(r"50% & a_b #1 $x {y} ~ ^ \z") == (
+        r"50\% \& a\_b \#1 \$x \{y\} \textasciitilde{} \textasciicircum{} \textbackslash{}z"
+    )
+    assert layouts.latex_text("-1.2 ± 3.4, 15-1, λ_a 10") == r"$-$1.2 $\pm$ 3.4, 15-1, $\lambda_a$ 10"
+
+
+def test_names_from_files_are_text_in_every_format(tmp_path):
+    evil = "<script>alert(1)&_50%|"
+    names = ("background", *paper.CLASSES[:-1], evil)
+    for seed in (1, 2):
+        write_run(tmp_path / "runs", f"{evil}{seed}", seed=seed, names=names)
+    write_run(tmp_path / "runs", f"{evil} unfinished", num_steps=1, names=names)
+    write_run(tmp_path / "runs", f"{evil} other", seed=5, names=names, model__body=evil)
+    tables = ["--tables", "table1", "table2"]
+    assert report.main([str(tmp_path / "runs"), "--out", str(tmp_path / "out"), *tables]) == 0
+    page = Page((tmp_path / "out/report.html").read_text(encoding="utf-8"))
+    assert "script" not in page.tags and page.text.count(evil) >= 6
+    text = (tmp_path / "out/report.md").read_text(encoding="utf-8")
+    assert "<script" not in text and "&lt;script>alert(1)&_50%\\|" in text
+    check_latex((tmp_path / "out/report.tex").read_text(encoding="utf-8"))
+
+
+def test_formats_and_tables_can_be_chosen(runs, tmp_path):
+    arguments = [str(runs[0]), "--out", str(tmp_path), "--formats", "latex", "--tables", "table3", "costs"]
+    assert report.main(arguments) == 0
+    assert [path.name for path in tmp_path.iterdir()] == ["report.tex"]
+    assert (tmp_path / "report.tex").read_text().count(r"\begin{table}") == 2
+
+
+# ---- pictures -------------------------------------------------------------------------------------------------------------
+
+
+def test_pictures_are_drawn_when_asked_for(runs, tmp_path, monkeypatch):
+    asked = []
+
+    def panels(folders, steps, count):
+        asked.append(([folder.name for folder in folders], steps, count))
+        return [[np.full((4, 6, 3), 9 * i, np.uint8) for i in range(4)] for _ in range(count)]
+
+    monkeypatch.setattr(compare, "example_panels", panels)
+    arguments = [str(runs[0]), "--out", str(tmp_path), "--tables", "costs", "--pictures", "2"]
+    assert report.main(arguments) == 0
+    assert asked == [(["mib1", "altersgd1"], [5, 5], 2)]
+    page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
+    assert [source.split(",")[0] for source in page.sources] == ["data:image/png;base64"]
+    assert "--pictures N" not in page.text
+    assert not (tmp_path / "figures").exists()  # pictures of a data set go nowhere else
+
+
+def test_pictures_without_the_means_are_refused(runs, tmp_path, capsys):
+    asked = ["--out", str(tmp_path / "out"), "--formats", "html", "--tables", "costs", "--pictures", "1"]
+    assert report.main([str(runs[0]), *asked]) == 2  # neither config.yaml nor checkpoints
+    assert "config.yaml" in capsys.readouterr().err
+    write_run(tmp_path / "runs", "mib")
+    assert report.main([str(tmp_path / "runs"), *asked]) == 2
+    assert "no seed has a finished run of MiB and one of AlterSGD" in capsys.readouterr().err
+
+
+# ---- errors ---------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "content, message",
+    [
+        (None, "no results.json below"),
+        ("{", "not readable as JSON"),
+        ("[]", "holds no config, protocol, steps"),
+        ('{"config": {}, "protocol": [[1]], "steps": []}', "not as train.py writes it (KeyError: 'method')"),
+    ],
+)
+def test_results_that_cannot_be_used_are_named(content, message, tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    if content is not None:
+        (tmp_path / "run/results.json").write_text(content)
+    assert report.main([str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith(f"error: {tmp_path}") and message in error
+    assert not (tmp_path / "out").exists()
+
+
+def test_only_unfinished_runs_and_missing_folders_are_errors(tmp_path, capsys):
+    write_run(tmp_path, "run", num_steps=2)
+    assert report.main([str(tmp_path), "--out", str(tmp_path / "out")]) == 2
+    assert "none of 1 runs is finished" in capsys.readouterr().err
+    assert report.main([str(tmp_path / "nowhere"), "--out", str(tmp_path / "out")]) == 2
+    assert "nowhere: no such folder" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        ([], "--out FOLDER"),
+        (["runs"], "--out FOLDER"),
+        (["runs", "--readme", "R.md"], "leave out folders"),
+        (["runs", "--out", "o", "--check"], "--check goes with --readme"),
+        (["runs", "--out", "o", "--tables", "table9"], "table9"),
+        (["runs", "--out", "o", "--pictures", "3", "--formats", "latex"], "add html"),
+        (["runs", "--out", "o", "--pictures", "-3"], "number of pictures"),
+    ],
+)
+def test_bad_arguments_are_explained(arguments, message, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        report.main(arguments)
+    assert stopped.value.code == 2 and message in capsys.readouterr().err
+
+
+def test_help_has_examples(capsys):
+    with pytest.raises(SystemExit) as stopped:
+        report.main(["--help"])
+    assert (
+        stopped.value.code == 0 and "python -m scripts.report --readme README.md" in capsys.readouterr().out
+    )
+
+
+# ---- a Markdown file with markers -------------------------------------------------------------------------------------------
+
+README = """# Title
+
+<!-- results:table1 committed -->
+stale
+<!-- /results -->
+
+Between.
+
+<!-- results:differences committed -->
+<!-- /results -->
+<!-- results:missing committed -->
+<!-- /results -->
+The end, with `<!-- results:table1 x -->` in words.
+"""
+
+
+@pytest.fixture
+def readme(tmp_path) -> Path:
+    for seed in (1, 2, 3):
+        write_run(tmp_path / "committed", f"mib{seed}", seed=seed)
+        write_run(tmp_path / "committed", f"altersgd{seed}", seed=seed, phase="altersgd")
+    path = tmp_path / "README.md"
+    path.write_text(README)
+    return path
+
+
+def test_a_readme_is_renewed_once(readme, capsys):
+    arguments = ["--readme", str(readme)]
+    assert report.main([*arguments, "--check"]) == 1
+    shown = capsys.readouterr()
+    assert "-stale" in shown.out and "+| MiB |" in shown.out
+    assert f"--readme {readme}" in shown.err and readme.read_text() == README
+    assert report.main(arguments) == 0
+    fresh = readme.read_text(encoding="utf-8")
+    table = layouts.markdown_section(section(readme.parent / "committed", "table1"))
+    assert table in fresh and "stale" not in fresh and "- FT: seeds 1, 2, 3 (Table 1, Table 2)" in fresh
+    assert fresh.startswith("# Title\n\n<!-- results:table1 committed -->\n\n| method |")
+    assert "\nBetween.\n" in fresh and fresh.endswith(README.splitlines()[-1] + "\n")
+    assert report.main([*arguments, "--check"]) == 0 and report.main(arguments) == 0
+    assert readme.read_text(encoding="utf-8") == fresh
+
+
+def test_a_changed_result_or_number_is_noticed_from_any_folder(readme, monkeypatch, capsys):
+    write_run(readme.parent / "committed", "foreign", seed=9, train__epochs=2)
+    assert report.main(["--readme", str(readme)]) == 0
+    assert "> **Warning.** committed/foreign is left out" in readme.read_text(encoding="utf-8")
+    monkeypatch.chdir(readme.parent)
+    assert report.main(["--readme", "README.md", "--check"]) == 0
+    readme.write_text(readme.read_text(encoding="utf-8").replace("| 52.7 |", "| 53.7 |"), encoding="utf-8")
+    assert report.main(["--readme", "README.md", "--check"]) == 1
+    write_run(readme.parent / "committed", "ft", method="ft")
+    assert report.main(["--readme", "README.md"]) == 0
+    assert report.main(["--readme", "README.md", "--check"]) == 0
+
+
+@pytest.mark.parametrize(
+    "text, message",
+    [
+        ("nothing here\n", "nothing to renew"),
+        ("<!-- results:table1 committed -->\n", "a marker is not complete"),
+        ("<!-- results:table1 -->\n<!-- /results -->\n", "a marker is not complete"),
+        ("<!-- results:tabel1 committed -->\n<!-- /results -->\n", "did you mean table1?"),
+        ("<!-- results:table1 elsewhere -->\n<!-- /results -->\n", "elsewhere: no such folder"),
+    ],
+)
+def test_bad_markers_are_explained(text, message, readme, capsys):
+    readme.write_text(text)
+    assert report.main(["--readme", str(readme), "--check"]) == 2
+    assert message in capsys.readouterr().err
+    assert report.main(["--readme", str(readme.parent / "none.md")]) == 2
+    assert "none.md" in capsys.readouterr().err
