@@ -109,6 +109,10 @@ class Run:
     def iterations_before(self, step: Step) -> int:
         return sum(self.iterations(earlier) for earlier in self.steps[: step.index])
 
+    def iterations_until(self, step: Step) -> int:
+        """Updates from the beginning of the run to the end of the step: where its figures stand in TensorBoard."""
+        return self.iterations_before(step) + self.iterations(step)
+
     def say(self, text: str) -> None:
         if self.ranks.is_main:
             tqdm.write(text)
@@ -422,7 +426,7 @@ def evaluate(run: Run, step: Step, model: Segmenter) -> ConfusionMatrix:
         pin=ranks.device.type == "cuda",
     )
     window = config.evaluate_size if config.evaluate == "slide" else None
-    at, shown = run.iterations_before(step) + run.iterations(step), 0
+    at, shown = run.iterations_until(step), 0
     matrix = ConfusionMatrix(step.num_classes, ranks.device)
     model = memory_format(run, model).eval()
     for images, labels in tqdm(loader, f"scoring step {step.index}", leave=False, disable=not ranks.is_main):
@@ -449,7 +453,7 @@ def record(run: Run, step: Step, matrix: ConfusionMatrix, costs: dict) -> None:
     counts = matrix.counts.cpu().numpy()
     result = step_result(step, run.steps, names, counts, matrix.iou().tolist(), steps[: step.index]) | costs
     steps[step.index : step.index + 1] = [result]
-    at = run.iterations_before(step) + run.iterations(step)
+    at = run.iterations_until(step)
     run.board.results(result, at)
     run.board.confusion(counts, [names[c] for c in step.seen], at)
     run.board.flush()

@@ -10,12 +10,13 @@ import argparse
 import sys
 from pathlib import Path
 
-from configs.schema import ConfigError, dump_config, load_config
+from configs.schema import ConfigError, dump_config
 from data import ade, voc
 from data.protocols import protocol_steps
 from models import checkpoint
 from models.pretrained import WeightsError, import_mib_checkpoint
-from models.segmenter import BODIES, build_segmenter
+from models.segmenter import build_segmenter
+from train import read_config
 
 CLASS_NAMES = {"voc": voc.CLASS_NAMES, "ade": ade.CLASS_NAMES}
 
@@ -39,9 +40,7 @@ def main(arguments: list[str]) -> int:
 
 
 def convert(source: Path, target: Path, config_arguments: list[str]) -> str:
-    overlays = [a for a in config_arguments if "=" not in a]
-    overrides = [a for a in config_arguments if "=" in a]
-    config = load_config(overlays, overrides, {"model.body": list(BODIES)})
+    config = read_config(config_arguments)
     if config.data.dataset not in CLASS_NAMES or config.data.protocol is None:
         raise ConfigError(
             ["data.protocol: checkpoints of the MiB family are of the protocols of voc and ade"]
