@@ -22,7 +22,15 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from configs.schema import Config, ConfigError, config_differences, dump_config, load_config
+from configs.schema import (
+    EVALUATION_KEYS,
+    FREE_KEYS,
+    Config,
+    ConfigError,
+    config_differences,
+    dump_config,
+    load_config,
+)
 from data import DataError, Dataset, load_dataset
 from data.incremental import StepDataset, check_steps, select_test, select_train, test_table, train_table
 from data.index import build_index, content_digest
@@ -71,12 +79,6 @@ DEAD_WORKER = (
 )
 BASE_CONFIG = Path(__file__).parent / "configs" / "base.yaml"
 AMP_DTYPES = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}
-# Keys that may differ between two starts of one run, for they do not change what it computes.
-FREE_KEYS = (
-    *("run.", "data.root", "data.cache", "data.workers"),
-    *("train.device", "train.first_step", "train.last_step", "train.start_from", "train.evaluate_"),
-)
-EVALUATION_KEYS = ("data.evaluate", "data.unseen")
 
 
 class StoppedBySignal(Exception):
@@ -515,8 +517,7 @@ def check_same_config(config: Config, folder: RunFolder) -> None:
     if not folder.config_file.exists():
         return
     free = FREE_KEYS + (EVALUATION_KEYS if config.train.evaluate_only else ())
-    differences = config_differences(load_config([folder.config_file]).model_dump(), config.model_dump())
-    changed = [difference for difference in differences if not difference.startswith(free)]
+    changed = config_differences(load_config([folder.config_file]).model_dump(), config.model_dump(), free)
     if changed and not config.run.force:
         raise RunError(
             f"{folder.path} holds a run with another config:\n  " + "\n  ".join(changed) + "\n"

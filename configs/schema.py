@@ -204,6 +204,14 @@ class Config(Section):
     run: RunConfig
 
 
+# Keys that may differ between two starts of one run, for they do not change what it computes.
+FREE_KEYS = (
+    *("run.", "data.root", "data.cache", "data.workers"),
+    *("train.device", "train.first_step", "train.last_step", "train.start_from", "train.evaluate_"),
+)
+EVALUATION_KEYS = ("data.evaluate", "data.unseen")
+
+
 # ------------------------------------------------------------------------------------------------- loading and dumping
 
 
@@ -252,8 +260,8 @@ def dump_config(config: Config) -> str:
     return yaml_core.dump(_plain(config.model_dump()))
 
 
-def config_differences(old: Mapping, new: Mapping) -> list[str]:
-    """What changed between two nested mappings: "optim.lr: 0.01 -> 0.02", sorted by key."""
+def config_differences(old: Mapping, new: Mapping, free: tuple[str, ...] = ()) -> list[str]:
+    """What changed between two nested mappings: "optim.lr: 0.01 -> 0.02", sorted by key; not what begins like `free`."""
     before, after = dict(_leaves(_plain(old))), dict(_leaves(_plain(new)))
     missing = object()
 
@@ -263,7 +271,7 @@ def config_differences(old: Mapping, new: Mapping) -> list[str]:
     return [
         f"{key}: {shown(before, key)} -> {shown(after, key)}"
         for key in sorted(before.keys() | after.keys())
-        if before.get(key, missing) != after.get(key, missing)
+        if before.get(key, missing) != after.get(key, missing) and not key.startswith(free)
     ]
 
 

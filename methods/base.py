@@ -137,9 +137,7 @@ class WithObservers(Method):
             method.load_state_dict(state.get(method.name, {}))
 
     def handover(self) -> dict[str, dict[str, Any]]:
-        return {
-            name: s for method in (self.method, *self.observers) for name, s in method.handover().items()
-        }
+        return {name: s for method in (self.method, *self.observers) for name, s in method.handover().items()}
 
 
 def published_strength(name: str, protocol: str) -> float:

@@ -1,8 +1,10 @@
 """The losses of losses.py by hand: the same values and gradients several times faster, without their large temporaries.
 
-Loss and gradient come out of one pass, picture by picture, so that a picture's scores stay in the cache and each exponential
-is taken once; the backward pass only scales. Kept in between is the gradient and nothing else. Not twice differentiable:
-whoever needs that takes `train.losses=plain`. What is not here is as in losses.py.
+Both of MiB's losses see the old foreground classes almost only through one number per pixel, the log-sum of their scores.
+So these classes are summed up first (`_SumUp`), once for both losses; what remains is the formulas of losses.py on the few
+channels left, and one product with the teacher (`_Match`). Pictures are worked on one by one, so that their scores stay in
+the cache; each exponential is taken once, in what will become the gradient of the logits; the backward pass only scales it.
+Hence one backward pass and no second derivative: whoever needs more takes `train.losses=plain`.
 """
 
 import torch
@@ -25,13 +27,15 @@ __all__ = [
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, mean_over: str = "all") -> Tensor:
-    return _CrossEntropy.apply(logits, labels, 0) / num_pixels(labels, mean_over)
+    return _CrossEntropy.apply(logits, labels) / num_pixels(labels, mean_over)
 
 
 def unbiased_cross_entropy(logits: Tensor, labels: Tensor, num_old: int, mean_over: str = "all") -> Tensor:
     if num_old == 1:
         return cross_entropy(logits, labels, mean_over)
-    return _CrossEntropy.apply(logits, labels, num_old) / num_pixels(labels, mean_over)
+    shifted = (labels - (num_old - 2)).clamp(min=0)
+    few_labels = torch.where(labels == IGNORE_INDEX, labels, shifted)
+    return losses.unbiased_cross_entropy(sum_up(logits, num_old), few_labels, 2, mean_over)
 
 
 def distillation(student: Tensor, teacher: Tensor) -> Tensor:
@@ -39,89 +43,116 @@ def distillation(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def unbiased_distillation(student: Tensor, teacher: Tensor) -> Tensor:
-    if teacher.shape[1] == 1:  # nothing but background
+    """With q = softmax(teacher) summing to one, Eq. 8 is  lse(z) - q_0 lse(z_0, z_new) - sum_{1 <= c < num_old} q_c z_c."""
+    num_old = teacher.shape[1]
+    if num_old == 1:  # nothing but background
         return losses.unbiased_distillation(student, teacher)
-    return _Distillation.apply(student, teacher) / teacher.numel()
+    few = sum_up(student, num_old)
+    match, q_background = _Match.apply(student, teacher)
+    per_pixel = few.logsumexp(dim=1) - q_background * few[:, 1:].logsumexp(dim=1) - match
+    return per_pixel.mean() / num_old
 
 
-class _WithGradient(Function):
-    """A scalar of (logits, *others) whose gradient to the logits is known when it is."""
+def sum_up(logits: Tensor, num_old: int) -> Tensor:
+    """(B, 2 + num_new, H, W): the log-sum of the old foreground classes, the background and the new classes.
 
-    @classmethod
-    def forward(cls, ctx, logits: Tensor, *others) -> Tensor:
-        ctx.gradient = torch.empty_like(logits)
-        return cls.loss_and_gradient(ctx.gradient, logits, *others)
-
-    @staticmethod
-    def backward(ctx, scale: Tensor) -> tuple[Tensor | None, ...]:
-        if (
-            torch.is_grad_enabled()
-        ):  # create_graph=True: the second derivative would silently lack these terms
-            raise RuntimeError("the fused losses cannot be differentiated twice: set train.losses=plain")
-        if ctx.gradient is None:
-            raise RuntimeError("the fused losses allow one backward pass: set train.losses=plain for more")
-        gradient, ctx.gradient = ctx.gradient, None
-        return gradient.mul_(scale), *[None] * (len(ctx.needs_input_grad) - 1)
-
-
-class _CrossEntropy(_WithGradient):
-    """Sum over valid pixels of -log p_y; labels below `num_old` mean "one of the classes below num_old" (MiB Eq. 5).
-
-    With the log-sums  all = lse(z)  and  old = lse(z_c, c < num_old):  loss = all - old  or  all - z_y,  and, for c < num_old,
-    dloss/dz_c = exp(z_c - all) - [y < num_old] exp(z_c - old) = exp(z_c - old) (exp(old - all) - [y < num_old]).
+    It stays with the logits, for the next loss that asks.
     """
+    key = num_old, logits._version, logits.requires_grad and torch.is_grad_enabled()
+    known, few = getattr(logits, "_summed_up", (None, None))
+    if known != key or (few.requires_grad and few.grad_fn.gradient is None):  # its backward pass is over
+        few = _SumUp.apply(logits, num_old)
+        logits._summed_up = key, few
+    return few
+
+
+class _SumUp(Function):
+    @staticmethod
+    def forward(ctx, logits: Tensor, num_old: int) -> Tensor:
+        gradient = torch.empty_like(logits)
+        few = logits.new_empty(len(logits), 2 + logits.shape[1] - num_old, *logits.shape[2:])
+        scale = torch.empty_like(few[:, 0])
+        for d, z, f, s in zip(gradient, logits, few, scale, strict=True):
+            total = _exponentials(z[1:num_old], out=d[1:num_old], log_sum=f[0])
+            torch.reciprocal(total, out=s)
+            f[1] = z[0]
+            f[2:] = z[num_old:]
+        ctx.gradient, ctx.scale, ctx.num_old = gradient, scale, num_old
+        return few
 
     @staticmethod
-    def loss_and_gradient(gradient: Tensor, logits: Tensor, labels: Tensor, num_old: int) -> Tensor:
+    def backward(ctx, g: Tensor) -> tuple[Tensor, None]:
+        gradient, num_old = _take_gradient(ctx), ctx.num_old
+        for d, share, s in zip(gradient, g, ctx.scale, strict=True):
+            d[0] = share[1]
+            d[1:num_old].mul_(share[0] * s)
+            d[num_old:] = share[2:]
+        return gradient, None
+
+
+class _Match(Function):
+    """sum_{1 <= c < num_old} q_c z_c per pixel, and q_0."""
+
+    @staticmethod
+    def forward(ctx, student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+        num_old = teacher.shape[1]
+        gradient = torch.empty_like(student)
+        match, q_background = torch.empty_like(student[:, 0]), torch.empty_like(student[:, 0])
+        for d, z, t, m, q_0 in zip(gradient, student, teacher, match, q_background, strict=True):
+            q = d[:num_old]
+            q /= _exponentials(t, out=q)
+            q_0.copy_(q[0])
+            torch.sum(q[1:] * z[1:num_old], 0, out=m)
+        ctx.gradient, ctx.num_old = gradient, num_old
+        ctx.mark_non_differentiable(q_background)
+        return match, q_background
+
+    @staticmethod
+    def backward(ctx, g: Tensor, _: Tensor) -> tuple[Tensor, None]:
+        gradient = _take_gradient(ctx)
+        for d, share in zip(gradient, g, strict=True):
+            d[0] = 0
+            d[1 : ctx.num_old].mul_(share)
+            d[ctx.num_old :] = 0
+        return gradient, None
+
+
+class _CrossEntropy(Function):
+    """Sum over valid pixels of -log p_y."""
+
+    @staticmethod
+    def forward(ctx, logits: Tensor, labels: Tensor) -> Tensor:
+        gradient = torch.empty_like(logits)
         total = logits.new_zeros(())
         for d, z, y in zip(gradient, logits, labels, strict=True):
             valid = y != IGNORE_INDEX
-            is_old, is_new = y < num_old, valid & (y >= num_old)
-            at_label = z.gather(0, y.where(valid, 0)[None])[0]
-            new, sum_new = _exponentials(z[num_old:], out=d[num_old:])
-            every = new
-            if num_old:
-                old, sum_old = _exponentials(z[:num_old], out=d[:num_old])
-                every = torch.logaddexp(old, new)
-                share = old - every
-                d[:num_old] *= torch.expm1(share).where(is_old, share.exp()) * valid / sum_old
-                at_label = old.where(is_old, at_label)
-            d[num_old:] *= (new - every).exp_() * valid / sum_new
-            d.scatter_add_(0, y.where(is_new, 0)[None], -is_new.to(d.dtype)[None])
-            total += (every - at_label).where(valid, 0).sum()
+            y = y.where(valid, 0)[None]
+            log_sum = torch.empty_like(z[0])
+            d *= valid / _exponentials(z, out=d, log_sum=log_sum)
+            d.scatter_add_(0, y, -valid.to(d.dtype)[None])
+            total += (log_sum - z.gather(0, y)[0]).where(valid, 0).sum()
+        ctx.gradient = gradient
         return total
-
-
-class _Distillation(_WithGradient):
-    """Sum over pixels of MiB's Eq. 8, with q = softmax(teacher) and the student's new classes counted as background.
-
-    With  all = lse(z)  and  bkg = lse(z_0, z_new):  loss = all - q_0 bkg - sum_{1 <= c < num_old} q_c z_c, since q sums to one.
-    """
 
     @staticmethod
-    def loss_and_gradient(gradient: Tensor, student: Tensor, teacher: Tensor) -> Tensor:
-        total = student.new_zeros(())
-        kept, new = slice(1, teacher.shape[1]), slice(teacher.shape[1], None)
-        for d, z, t in zip(gradient, student, teacher, strict=True):
-            q = torch.empty_like(t)
-            q /= _exponentials(t, out=q)[1]
-            background = torch.logaddexp(z[0], z[new].logsumexp(0))
-            foreground, sum_foreground = _exponentials(z[kept], out=d[kept])
-            every = torch.logaddexp(foreground, background)
-            d[kept] *= (foreground - every).exp_() / sum_foreground
-            d[kept] -= q[kept]
-            share = (background - every).exp_() - q[0]
-            for hidden in (slice(0, 1), new):
-                torch.sub(z[hidden], background, out=d[hidden]).exp_().mul_(share)
-            q[0] *= background
-            q[kept] *= z[kept]
-            total += (every - q.sum(0)).sum()
-        return total
+    def backward(ctx, g: Tensor) -> tuple[Tensor, None]:
+        return _take_gradient(ctx).mul_(g), None
 
 
-def _exponentials(z: Tensor, out: Tensor) -> tuple[Tensor, Tensor]:
-    """exp(z - max) into `out`; returns the log of the sum of exp(z), and the sum of `out`, both over the classes."""
+def _exponentials(z: Tensor, out: Tensor, log_sum: Tensor | None = None) -> Tensor:
+    """exp(z - max) into `out`, log sum exp(z) into `log_sum`; returns the sum of `out`. All over the classes."""
     largest = z.amax(0)
     torch.sub(z, largest, out=out).exp_()
     total = out.sum(0)
-    return total.log().add_(largest), total
+    if log_sum is not None:
+        torch.log(total, out=log_sum).add_(largest)
+    return total
+
+
+def _take_gradient(ctx) -> Tensor:
+    if torch.is_grad_enabled():  # create_graph=True: the second derivative would silently lack these terms
+        raise RuntimeError("the fused losses cannot be differentiated twice: set train.losses=plain")
+    if ctx.gradient is None:
+        raise RuntimeError("the fused losses allow one backward pass: set train.losses=plain for more")
+    gradient, ctx.gradient = ctx.gradient, None
+    return gradient

@@ -11,16 +11,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from configs.schema import config_differences
+from configs.schema import FREE_KEYS, config_differences
 from data.protocols import BACKGROUND, Step, steps_from_lists
 from metrics import continual
 from metrics.paper import Setting, setting_of
 
-FREE_KEYS = (
-    *("run.", "data.root", "data.cache", "data.workers", "method.also_observe"),
-    *("train.device", "train.first_step", "train.last_step", "train.start_from", "train.evaluate_"),
-)
-SPEED_KEYS = ("train.channels_last", "train.losses", "train.compile_losses")
+SPEED_KEYS = ("train.channels_last", "train.losses")
 AXES = ("method.name", "method.strength", "method.options", "phase.", "train.seed")
 # Learning all classes at once is a protocol of its own and has no later steps.
 AXES_OF_JOINT = (
@@ -172,11 +168,11 @@ def collect(runs: Sequence[Run]) -> Collection | None:
 
 def recipe_differences(one: Run, other: Run) -> list[str]:
     """What two runs do differently beyond method, phase, lambda and seed: "train.epochs: 30 -> 10"."""
-    free = FREE_KEYS + SPEED_KEYS + AXES
+    free = (*FREE_KEYS, *SPEED_KEYS, *AXES, "method.also_observe")
     if "joint" in (one.setting.method, other.setting.method):
         free += AXES_OF_JOINT
     recipes = [{**run.config, "pictures": run.results.get("data", {})} for run in (one, other)]
-    return [difference for difference in config_differences(*recipes) if not difference.startswith(free)]
+    return config_differences(*recipes, free)
 
 
 def machine_differences(runs: Sequence[Run]) -> list[str]:

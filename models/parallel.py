@@ -4,6 +4,7 @@ import ctypes
 import hashlib
 import os
 import signal
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -89,16 +90,26 @@ def stop_ranks() -> None:
 
 
 class StopRequest:
-    """SIGTERM and SIGINT ask the run to finish its iteration, save and leave; a second one ends it at once."""
+    """SIGTERM and SIGINT ask the run to finish its iteration, save and leave; who asks again later ends it at once.
+
+    A cluster signals torchrun and its ranks alike, and torchrun passes its signal on: what comes twice within
+    `SAME_REQUEST` seconds is one request.
+    """
+
+    SAME_REQUEST = 5.0
 
     def __init__(self) -> None:
         self.requested = False
+        self.since = 0.0
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask)
 
     def _ask(self, number: int, frame) -> None:
-        self.requested = True
-        signal.signal(number, signal.SIG_DFL)
+        if not self.requested:
+            self.requested, self.since = True, time.monotonic()
+        elif time.monotonic() - self.since > self.SAME_REQUEST:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
 
 
 @contextmanager

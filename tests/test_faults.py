@@ -264,3 +264,16 @@ def test_killed_runs_end_with_the_same_bits(tmp_path):
     assert done.returncode == 0, done.stdout + done.stderr
     assert "trials identical after 3 kills" in done.stdout
     shutil.rmtree(tmp_path, ignore_errors=True)
+
+
+def test_a_signal_that_comes_twice_at_once_is_one_request(monkeypatch):
+    """As on a cluster, where a rank hears from the scheduler and from torchrun."""
+    stop = parallel.StopRequest()
+    for _ in range(2):
+        signal.raise_signal(signal.SIGTERM)
+        assert stop.requested
+    monkeypatch.setattr(parallel.StopRequest, "SAME_REQUEST", 0.0)
+    ended = []
+    monkeypatch.setattr(signal, "raise_signal", ended.append)
+    os.kill(os.getpid(), signal.SIGTERM)
+    assert ended == [signal.SIGTERM] and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL

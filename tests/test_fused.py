@@ -117,9 +117,40 @@ def test_every_method_is_the_same_with_either(name):
     assert_same(objective(plain), objective(fast), student)
 
 
-def test_it_refuses_to_be_differentiated_twice():
+def test_both_losses_share_one_sum():
     student, teacher, labels = tensors(4, torch.float64)
     student.requires_grad_()
-    for loss in (fused.unbiased_distillation(student, teacher), fused.cross_entropy(student, labels)):
+    assert fused.sum_up(student, 4) is fused.sum_up(student, 4)
+    assert fused.sum_up(student, 3) is not fused.sum_up(student, 4)
+    with torch.no_grad():
+        assert not fused.sum_up(student, 4).requires_grad
+    assert fused.sum_up(student, 4).requires_grad
+    for _ in range(2):  # the sum of a finished backward pass is not used again
+        fused.unbiased_cross_entropy(student, labels, 4).backward()
+    with torch.no_grad():
+        student += 1.0  # nor that of other values
+    total = fused.unbiased_cross_entropy(student, labels, 4) + 10 * fused.unbiased_distillation(
+        student, teacher
+    )
+    expected = losses.unbiased_cross_entropy(student, labels, 4) + 10 * losses.unbiased_distillation(
+        student, teacher
+    )
+    torch.testing.assert_close(
+        torch.autograd.grad(total, student), torch.autograd.grad(expected, student), rtol=1e-12, atol=1e-12
+    )
+
+
+def test_it_refuses_what_it_cannot_do():
+    student, teacher, labels = tensors(4, torch.float64)
+    student.requires_grad_()
+    for loss in (
+        fused.unbiased_distillation(student, teacher),
+        fused.unbiased_cross_entropy(student, labels, 4),
+        fused.cross_entropy(student, labels),
+    ):
         with pytest.raises(RuntimeError, match=r"train\.losses=plain"):
             torch.autograd.grad(loss, student, create_graph=True)
+    loss = fused.cross_entropy(student, labels)
+    loss.backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match=r"train\.losses=plain"):
+        loss.backward()

@@ -1,0 +1,149 @@
+"""What the project says about its speed and memory, measured: every figure is a ratio within one run, or seconds.
+
+python -m scripts.benchmark                                              # all parts, with the sizes of the paper
+python -m scripts.benchmark losses labels --quick                        # tiny sizes: does it work?
+python -m scripts.benchmark loading index --fullres DIR --voc192 DIR     # parts that need pictures (VOC's layout)
+python -m scripts.benchmark memory --json benchmark.json                 # replaces this part's figures in the file
+
+The variants of a comparison take turns (A B A B ...) after a warm-up. Shown is the median of the repeats and, in
+brackets, their range; the file holds every sample. Leave the machine alone meanwhile.
+"""
+
+import argparse
+import json
+import platform
+import shlex
+import sys
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+import torch
+
+from data import DataError
+from data.files import write_atomically
+from metrics.results import environment
+from metrics.tables import format_table
+from models.parallel import keep_freed_memory
+from scripts.benchmarks import PARTS
+from scripts.benchmarks.measure import Figure, Options, Skipped, say
+
+
+def main(arguments: list[str]) -> int:
+    parser = make_parser()
+    given = parser.parse_args(arguments)
+    check(parser, given)
+    options = Options(given.quick, given.repeats, given.voc192, given.fullres)
+    if given.threads:
+        torch.set_num_threads(given.threads)
+    behave_as_in_training()
+    figures: dict[str, list[Figure]] = {}
+    exit_code = 0
+    for part in given.parts or PARTS:
+        say(f"{part} ...")
+        started = time.monotonic()
+        try:
+            figures[part] = PARTS[part](options)
+        except (Skipped, DataError) as reason:
+            figures[part] = [Figure("", note=str(reason).splitlines()[0])]
+            say(f"  skipped: {reason}")
+            exit_code = 2 if isinstance(reason, DataError) else exit_code
+            continue
+        say(f"  {time.monotonic() - started:.0f} s")
+        if given.json:
+            write(given.json, part, figures[part], arguments, given.quick)
+    print(table(figures))
+    return exit_code
+
+
+def make_parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.benchmark",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("parts", nargs="*", metavar="part", help=f"all without any: {', '.join(PARTS)}")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes; the figures mean nothing")
+    parser.add_argument("--repeats", type=int, help="samples of every variant (default: each part's own)")
+    parser.add_argument("--voc192", type=Path, metavar="FOLDER", help="for index: many pictures")
+    parser.add_argument("--fullres", type=Path, metavar="FOLDER", help="for loading: pictures of full size")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="keep figures and samples here, by part")
+    parser.add_argument("--threads", type=int, help="of torch (default: its own choice)")
+    return parser
+
+
+def check(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
+    """Whatever can be wrong is said before anything is measured."""
+    for part in given.parts:
+        if part not in PARTS:
+            parser.error(f"no part {part!r}; choose from {', '.join(PARTS)}")
+    for option in ("repeats", "threads"):
+        value = getattr(given, option)
+        if value is not None and value < 1:
+            parser.error(f"--{option}: {value} is less than 1")
+    for option in ("voc192", "fullres"):
+        folder = getattr(given, option)
+        if folder is not None and not folder.is_dir():
+            parser.error(f"--{option}: {folder} is not a folder")
+    if given.json and not isinstance(read(given.json), dict):
+        parser.error(f"--json: {given.json} holds something else; name another file")
+
+
+def behave_as_in_training() -> None:
+    """The settings of a run with the default config, for all variants alike."""
+    keep_freed_memory()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    torch.utils.deterministic.fill_uninitialized_memory = False
+
+
+def table(figures: dict[str, list[Figure]]) -> str:
+    width = max(len(part) for part in figures)
+    header = [f"{'part':{width}}  what", "measured", "target", "met?"]
+    rows = [
+        [f"{part:{width}}  {figure.what}", figure.measured, str(figure.target or "-"), figure.met]
+        for part in figures
+        for figure in figures[part]
+    ]
+    return format_table(header, rows)
+
+
+def read(path: Path) -> object:
+    """What the file holds; nothing yet is an empty dict."""
+    if not path.exists():
+        return {}
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+
+
+def write(path: Path, part: str, figures: list[Figure], arguments: list[str], quick: bool) -> None:
+    """Put the figures of a part into the file, in place of older ones."""
+    entry = {
+        "date": time.strftime("%Y-%m-%d %H:%M"),
+        "command": shlex.join(["python", "-m", "scripts.benchmark", *arguments]),
+        "quick": quick,
+        "cpu": cpu_model(),
+        **environment(torch.device("cpu"), 1),
+        "figures": [row(figure) for figure in figures],
+    }
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {**read(path), part: entry}
+    write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
+
+
+def row(figure: Figure) -> dict:
+    return asdict(figure) | {"target": str(figure.target) if figure.target else None, "met": figure.met}
+
+
+def cpu_model() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        lines = []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.processor() or platform.machine())
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

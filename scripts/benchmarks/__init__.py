@@ -1,0 +1,20 @@
+"""The parts of the benchmark, by name; each gives the figures of one claim about speed or memory."""
+
+from collections.abc import Callable
+
+from scripts.benchmarks import evaluation, inputs, losses, memory, scaling, start_up, training
+from scripts.benchmarks.measure import Figure, Options
+
+PARTS: dict[str, Callable[[Options], list[Figure]]] = {
+    "iteration": training.iteration,
+    "alternation": training.alternation,
+    "losses": losses.losses,
+    "labels": inputs.labels,
+    "loading": inputs.loading,
+    "index": inputs.index,
+    "importance": training.importance,
+    "evaluation": evaluation.evaluation,
+    "memory": memory.memory,
+    "start-up": start_up.start_up,
+    "scaling": scaling.scaling,
+}

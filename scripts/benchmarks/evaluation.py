@@ -1,0 +1,100 @@
+"""Scoring: the confusion matrix, and whether pictures are loaded while the network is busy."""
+
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from data import load_dataset, shapes
+from data.incremental import StepDataset, test_table
+from data.loaders import test_loader
+from data.protocols import IGNORE_INDEX, protocol_steps
+from data.transforms import normalise, test_transform
+from metrics.confusion import ConfusionMatrix
+from models.inference import predict
+from models.segmenter import Segmenter, build_segmenter
+from scripts.benchmarks.measure import (
+    Figure,
+    Options,
+    Target,
+    interleave,
+    ratio,
+    summary,
+    timed,
+    torch_threads,
+)
+
+NUM_CLASSES = 21
+BATCH = 8
+
+
+def evaluation(options: Options) -> list[Figure]:
+    return [confusion(options), overlap(options)]
+
+
+def confusion(options: Options) -> Figure:
+    """The matrix of a batch at once, against numpy picture by picture."""
+    shape = (4, 64, 64) if options.quick else (32, 512, 512)
+    truth, guess = random_labels(*shape)
+    matrix = ConfusionMatrix(NUM_CLASSES)
+    variants = {
+        "numpy by picture": timed(lambda: counts_by_picture(truth, guess)),
+        "ours": timed(lambda: matrix.update(truth, guess)),
+    }
+    samples = interleave(variants, options.times(9))
+    what = f"confusion matrix faster than numpy by picture, {'x'.join(map(str, shape))}"
+    return ratio(what, samples, "numpy by picture", "ours", Target(low=5))
+
+
+def random_labels(*shape: int) -> tuple[Tensor, Tensor]:
+    """Labels as the loader gives them, some void, and predictions as argmax gives them."""
+    generator = torch.Generator().manual_seed(0)
+    truth = torch.randint(NUM_CLASSES, shape, dtype=torch.uint8, generator=generator)
+    truth[torch.rand(shape, generator=generator) < 0.05] = IGNORE_INDEX
+    return truth, torch.randint(NUM_CLASSES, shape, generator=generator)
+
+
+def counts_by_picture(truth: Tensor, guess: Tensor) -> np.ndarray:
+    counts = np.zeros((NUM_CLASSES, NUM_CLASSES), np.int64)
+    for t, g in zip(truth.numpy(), guess.numpy(), strict=True):
+        valid = t != IGNORE_INDEX
+        pairs = NUM_CLASSES * t[valid].astype(np.int64) + g[valid]
+        counts += np.bincount(pairs, minlength=NUM_CLASSES**2).reshape(NUM_CLASSES, NUM_CLASSES)
+    return counts
+
+
+def overlap(options: Options) -> Figure:
+    """Scoring with one loader process against the slower of loading and predicting alone."""
+    # Pictures much larger than what is scored: loading and predicting then take about as long as each other.
+    pictures, size, side = (20, 64, 64) if options.quick else (160, 512, 128)
+    model = build_segmenter("resnet_tiny", head_channels=64)
+    model.add_classes(NUM_CLASSES)
+    model = model.to(memory_format=torch.channels_last).eval()
+    step = protocol_steps("voc", "offline")[0]
+    with tempfile.TemporaryDirectory() as folder, torch_threads(max(1, torch.get_num_threads() - 1)):
+        root = Path(folder) / "shapes"
+        shapes.generate(root, train=20, val=pictures, size=size, progress=False)
+        test = load_dataset("voc", root).test
+        data = StepDataset(test, test_table(step, "ignore"), test_transform(side))
+        loader = test_loader(data, batch_size=BATCH, workers=1)
+        ready = list(loader)
+        variants = {
+            "loading": timed(lambda: list(loader)),
+            "predicting": timed(lambda: score(model, ready)),
+            "both": timed(lambda: score(model, loader)),
+        }
+        samples = interleave(variants, options.times(7))
+    alone = zip(samples["loading"], samples["predicting"], strict=True)
+    ratios = [both / max(pair) for both, pair in zip(samples["both"], alone, strict=True)]
+    what = "scoring / the slower of loading and predicting alone"
+    return summary(what, ratios, Target(high=1.2), raw=samples)
+
+
+def score(model: Segmenter, batches) -> None:
+    """The loop of train.py's evaluate."""
+    matrix = ConfusionMatrix(NUM_CLASSES)
+    for images, labels in batches:
+        images = normalise(images).to(memory_format=torch.channels_last)
+        matrix.update(labels, predict(model, images).argmax(dim=1))

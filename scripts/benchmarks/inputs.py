@@ -1,0 +1,152 @@
+"""From files to batches: label tables, pictures per second of one process, and the class index."""
+
+import tempfile
+from collections.abc import Sequence
+from itertools import count
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from data import Dataset, Picture, load_dataset
+from data.incremental import StepDataset, train_table
+from data.index import build_index
+from data.protocols import protocol_steps
+from data.transforms import MEAN, STD, normalise, train_transform
+from scripts.benchmarks.measure import (
+    Figure,
+    Options,
+    Skipped,
+    Target,
+    interleave,
+    ratio,
+    say,
+    summary,
+    timed,
+    torch_threads,
+)
+
+STEP = protocol_steps("voc", "15-1")[0]
+FLIP = 0.5
+Draw = tuple[dict[str, int], bool]  # the crop (top, left, height, width) and whether it is flipped
+
+
+# ------------------------------------------------------------------------------------------------------------ labels
+
+
+def labels(options: Options) -> list[Figure]:
+    """Mask values to labels by the table of 256 entries, against a mapping asked pixel by pixel."""
+    side = 64 if options.quick else 512
+    table = train_table(STEP, "disjoint", "background")
+    mask = np.random.default_rng(0).integers(0, 21, (side, side), dtype=np.uint8)
+    mapping = dict(enumerate(table.tolist()))
+    variants = {
+        "pixel by pixel": lambda: torch.from_numpy(mask.copy()).apply_(lambda value: mapping[value]),
+        "table": lambda: torch.from_numpy(table.take(mask)),
+    }
+    assert torch.equal(*(remap() for remap in variants.values()))
+    samples = interleave({name: timed(remap) for name, remap in variants.items()}, options.times(25))
+    what = f"table faster than pixel by pixel, {side}x{side}"
+    return [ratio(what, samples, "pixel by pixel", "table", Target(low=100))]
+
+
+# ----------------------------------------------------------------------------------------------------------- loading
+
+
+def loading(options: Options) -> list[Figure]:
+    """Training pictures of one loader process, against the usual pipeline over PIL images with the same crops."""
+    dataset = given(options.fullres, "--fullres")
+    crop, pictures = (64, dataset.train[:8]) if options.quick else (512, dataset.train)
+    table = train_table(STEP, "disjoint", "background")
+    ours = StepDataset(pictures, table, train_transform(crop, flip=FLIP))
+    draws = crops_of(ours)
+
+    def load() -> None:
+        for position in range(len(pictures)):
+            ours[0, position]
+
+    def load_and_normalise() -> None:
+        for position in range(len(pictures)):
+            normalise(ours[0, position][0][None])
+
+    def load_by_pil() -> None:
+        for picture, draw in zip(pictures, draws, strict=True):
+            pil_example(picture, draw, crop, table)
+
+    variants = {"pil": load_by_pil, "ours": load, "ours, normalised": load_and_normalise}
+    with torch_threads(1):  # as in a loader process
+        samples = interleave({name: timed(run) for name, run in variants.items()}, options.times(7))
+    speeds = [
+        summary(f"{name}, crop {crop}", [len(pictures) / s for s in samples[name]], unit="pictures/s")
+        for name in variants
+    ]
+    what = f"ours faster than pil, crop {crop}"
+    return [
+        *speeds,
+        ratio(what, samples, "pil", "ours", Target(low=2)),
+        ratio(f"{what}, floats made here too", samples, "pil", "ours, normalised"),
+    ]
+
+
+def given(root: Path | None, option: str) -> Dataset:
+    if root is None:
+        raise Skipped(f"needs {option} FOLDER, a data set in VOC's layout")
+    return load_dataset("voc", root)
+
+
+def crops_of(dataset: StepDataset) -> list[Draw]:
+    """What the transform of a data set draws for each picture in epoch 0."""
+    draws: list[Draw] = []
+    crop, flip = dataset.transform.transforms.transforms
+
+    def draw(image: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
+        draws.append((crop.make_params([image]), bool(torch.rand(1) < flip.p)))
+        return image, mask
+
+    recorder = StepDataset(dataset.pictures, dataset.table, draw, dataset.seed)
+    for position in range(len(recorder)):
+        recorder[0, position]
+    return draws
+
+
+def pil_example(picture: Picture, draw: Draw, crop: int, table: np.ndarray) -> tuple[Tensor, Tensor]:
+    """Normalised floats (3, H, W) and labels (H, W), by PIL as far as it goes."""
+    place, flipped = draw
+    box = (place["left"], place["top"], place["left"] + place["width"], place["top"] + place["height"])
+    with Image.open(picture.image) as file:
+        image = file.convert("RGB").resize((crop, crop), Image.Resampling.BILINEAR, box)
+    with Image.open(picture.mask) as file:
+        mask = file.resize((crop, crop), Image.Resampling.NEAREST, box)
+    if flipped:
+        image, mask = (part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for part in (image, mask))
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div_(255)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
+    return pixels.sub_(mean).div_(std), torch.from_numpy(table[np.array(mask)])
+
+
+# ------------------------------------------------------------------------------------------------------------- index
+
+
+def index(options: Options) -> list[Figure]:
+    """The class index of the training and the test list: made, and read back by later starts."""
+    dataset = given(options.voc192, "--voc192")
+    lists = [dataset.train[:40], dataset.test[:40]] if options.quick else [dataset.train, dataset.test]
+    say(f"  {' + '.join(str(len(pictures)) for pictures in lists)} pictures")
+    with tempfile.TemporaryDirectory() as folder:
+        empty = (Path(folder) / f"empty-{number}" for number in count())
+        kept = Path(folder) / "kept"
+        variants = {
+            "first": timed(lambda: index_of(lists, dataset.num_classes, next(empty))),
+            "later": timed(lambda: index_of(lists, dataset.num_classes, kept)),
+        }
+        samples = interleave(variants, options.times(5))
+    # The warm-up has read every file, so the disk has no part in this.
+    first = summary("first scan, files in memory", samples["first"], Target(high=5), unit="s")
+    return [first, summary("later start", samples["later"], Target(high=0.5), unit="s")]
+
+
+def index_of(lists: Sequence[Sequence[Picture]], num_classes: int, cache: Path) -> None:
+    for pictures in lists:
+        build_index("voc", pictures, num_classes, cache, progress=False)

@@ -1,0 +1,56 @@
+"""What each norm makes a network keep for the backward pass."""
+
+import torch
+from torch import nn
+
+from models.norm import ABN, LEAKY_SLOPE
+from models.segmenter import Segmenter, build_segmenter
+from scripts.benchmarks.measure import Figure, Options, Target, ratio, saved_bytes, say
+
+NORMS = ("abn", "iabn", "abn_lean")
+TARGETS = {"iabn": Target(high=0.65)}
+BATCH = 2  # the norm of the pooled branch needs two pictures to train
+NUM_CLASSES = 21
+
+
+def memory(options: Options) -> list[Figure]:
+    """Bytes saved for backward per picture, against nn.BatchNorm2d and nn.LeakyReLU in the same network."""
+    body, crop = ("resnet_tiny", 64) if options.quick else ("resnet101", 512)
+    images = torch.zeros(BATCH, 3, crop, crop).contiguous(memory_format=torch.channels_last)
+    bytes_per_picture, problems = {}, {}
+    for norm in ("plain", *NORMS):
+        say(f"  {norm}")
+        try:
+            model = with_plain_norms(network(body, "abn")) if norm == "plain" else network(body, norm)
+        except ValueError as error:  # an unknown norm, or its package is not installed
+            problems[norm] = str(error).partition(". ")[0]
+        else:
+            bytes_per_picture[norm] = [saved_bytes(model, images) / BATCH]
+    what = "bytes saved for backward, {} / BatchNorm2d + LeakyReLU, " + f"{body} at {crop}"
+    return [
+        Figure(what.format(norm), note=problems[norm])
+        if norm in problems
+        else ratio(what.format(norm), bytes_per_picture, norm, "plain", TARGETS.get(norm), raw_unit="bytes")
+        for norm in NORMS
+    ]
+
+
+def network(body: str, norm: str) -> Segmenter:
+    model = build_segmenter(body, norm=norm)
+    model.add_classes(NUM_CLASSES)
+    return model.to(memory_format=torch.channels_last).train()
+
+
+def with_plain_norms(model: Segmenter) -> Segmenter:
+    for module in list(model.modules()):
+        for name, child in module.named_children():
+            if isinstance(child, ABN):
+                setattr(module, name, plain_norm(child))
+    return model
+
+
+def plain_norm(norm: ABN) -> nn.Module:
+    batch_norm = nn.BatchNorm2d(norm.num_features)
+    if norm.activation == "identity":
+        return batch_norm
+    return nn.Sequential(batch_norm, nn.LeakyReLU(LEAKY_SLOPE))

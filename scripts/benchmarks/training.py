@@ -1,0 +1,257 @@
+"""Iterations of training, outside of a run: what a method and a phase cost beside the passes through the networks."""
+
+import tempfile
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from itertools import repeat
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from data import Dataset
+from data.protocols import Step, protocol_steps
+from methods import Method, make_method, make_phase
+from metrics.health import FiniteGuard
+from models.parallel import Ranks, start_ranks, wrap
+from models.run_folder import RunFolder
+from models.segmenter import Segmenter, build_segmenter
+from scripts.benchmarks.measure import Figure, Options, Target, interleave, ratio, timed
+from train import (
+    Run,
+    accumulate_gradients,
+    begin_step,
+    read_config,
+    save_step,
+    set_learning_rate,
+    sync_group,
+    to_device,
+)
+
+TOTAL = 1_000_000  # iterations of a step: enough for any number of repeats
+LATE = TOTAL * 9 // 10  # well inside AlterSGD's phase
+RHO = 0.05  # SAM's radius
+BATCHES = {256: 4, 512: 2}  # crop -> pictures
+QUICK = ("model.body=resnet_tiny", "model.head_channels=8", "data.crop=64", "train.batch_size=2")
+STEPS = protocol_steps("voc", "19-1")  # 20 old classes with the background, then one more
+
+
+def settings(options: Options, crop: int) -> tuple[str, ...]:
+    """The network of the paper on crops of this size; --quick takes a tiny one."""
+    if options.quick:
+        return QUICK
+    return "model.body=resnet101", f"data.crop={crop}", f"train.batch_size={BATCHES[crop]}"
+
+
+def make_run(folder: Path, steps: Sequence[Step], *overrides: str, ranks: Ranks | None = None) -> Run:
+    """A run without pictures: the shipped functions read no more of it than this."""
+    # At such a rate the weights stay where they are: an iteration costs the same, and no loss can run away.
+    config = read_config(["optim.lr=1e-9", "optim.lr_later=1e-9", *overrides])
+    names = tuple(map(str, range(steps[-1].num_classes)))
+    return Run(
+        config=config,
+        ranks=ranks or start_ranks("cpu"),
+        stop=None,
+        folder=RunFolder(folder),
+        dataset=Dataset("none", names, [], []),
+        steps=list(steps),
+        train_pictures=[],
+        test_classes=[],
+        board=None,
+        results={},
+    )
+
+
+def begin_last_step(run: Run) -> tuple[Segmenter, Segmenter | None, Method]:
+    """Model, teacher and method at the start of the run's last step; the step before left random weights."""
+    *earlier, last = run.steps
+    if earlier:
+        model = build_segmenter(**run.config.model.architecture, group=sync_group(run))
+        for step in earlier:
+            model.add_classes(step.num_new if step.index else step.num_classes)
+        method = make_method(run.config.method.name)
+        method.begin_step(model, earlier[-1])
+        method.end_step(model)
+        save_step(run, earlier[-1], model, method, costs={})
+    return begin_step(run, last)
+
+
+def make_batch(run: Run) -> tuple[Tensor, Tensor]:
+    """uint8 pictures and labels, as the loader gives them to a rank: background and the new classes of the step."""
+    step, crop = run.steps[-1], run.config.data.crop
+    generator = torch.Generator().manual_seed(run.ranks.rank)
+    size = run.config.train.batch_size // run.ranks.world
+    images = torch.randint(256, (size, 3, crop, crop), dtype=torch.uint8, generator=generator)
+    labels = torch.randint(step.num_new + 1, (size, crop, crop), dtype=torch.uint8, generator=generator)
+    return images, torch.where(labels > 0, labels + (step.num_old - 1), labels)
+
+
+class Trainee:
+    """What train_step holds when its loop begins, with one ready batch in place of the loader."""
+
+    def __init__(self, run: Run, model: Segmenter, teacher: Segmenter | None, method: Method) -> None:
+        config = run.config
+        self.run, self.model, self.teacher, self.method = run, model, teacher, method
+        self.phase = make_phase(
+            step=run.steps[-1].index, strength=config.method.strength, **config.phase.model_dump()
+        )
+        self.optimizer = torch.optim.SGD(
+            model.parameters(),
+            lr=config.optim.lr_later,
+            momentum=config.optim.momentum,
+            nesterov=config.optim.nesterov,
+            weight_decay=config.optim.weight_decay,
+            fused=True,
+        )
+        self.scaler = torch.amp.GradScaler(run.ranks.device.type, enabled=False)
+        self.student, self.guard = wrap(model, run.ranks), FiniteGuard()
+        self.batch = make_batch(run)
+        self.batches, self.iteration_number = repeat(self.batch), LATE
+
+    def iterate(self) -> None:
+        """The body of train_step's loop without its log lines and checkpoints; the passes are its own function."""
+        self.iteration_number += 1
+        iteration, config = self.iteration_number, self.run.config
+        weights = self.phase(iteration, TOTAL)
+        schedule_iteration = self.phase.schedule_iteration(iteration, TOTAL)
+        set_learning_rate(self.optimizer, schedule_iteration, TOTAL, config.optim.power)
+        self.phase.prepare(self.optimizer, iteration, TOTAL)
+        terms = accumulate_gradients(
+            self.run, self.student, self.teacher, self.method, weights, self.scaler, self.batches
+        )
+        self.scaler.unscale_(self.optimizer)
+        terms |= self.method.after_backward(self.model, weights)
+        self.scaler.step(self.optimizer)
+        self.scaler.update()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.guard.watch(iteration, terms)
+        if iteration % config.run.log_every == 0:
+            self.guard.check()
+
+    def bare(self) -> Callable[[], None]:
+        """The same passes and the same update on the same tensors, with nothing beside: the loss is the sum of the logits."""
+        images = to_device(self.run, self.batch[0])
+        optimizer = torch.optim.SGD(self.model.parameters(), **(self.optimizer.defaults | {"lr": 0.0}))
+
+        def iterate() -> None:
+            output = self.student(images)
+            with torch.no_grad():
+                target = self.teacher(images)
+            output.logits.sum().backward()
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+            del target  # lived as long as the student's output, as in training
+
+        return iterate
+
+    def sam(self) -> Callable[[], None]:
+        """SAM (Foret et al. 2021): w moves by the gradient at w + rho g / |g|. The teacher's output serves both passes."""
+        parameters, keep = list(self.model.parameters()), self.run.config.method.strength
+
+        def backward(images: Tensor, labels: Tensor, target) -> None:
+            output = self.student(images)
+            retention = self.method.retention_losses(output, target)
+            loss = self.method.segmentation_loss(output.logits, labels) + keep * sum(retention.values())
+            loss.backward()
+
+        def iterate() -> None:
+            images, labels = to_device(self.run, self.batch[0]), self.batch[1].long()
+            with torch.no_grad():
+                target = self.teacher(images)
+            backward(images, labels, target)
+            with torch.no_grad():
+                gradients = [p.grad for p in parameters]
+                norm = torch.stack(torch._foreach_norm(gradients)).norm()
+                climb = torch._foreach_mul(gradients, RHO / norm)
+                torch._foreach_add_(parameters, climb)
+            self.optimizer.zero_grad(set_to_none=True)
+            backward(images, labels, target)
+            with torch.no_grad():
+                torch._foreach_sub_(parameters, climb)
+            self.optimizer.step()
+            self.optimizer.zero_grad(set_to_none=True)
+
+        return iterate
+
+
+def begin(folder: str, *overrides: str, steps: Sequence[Step] = STEPS) -> Trainee:
+    run = make_run(Path(folder), steps, *overrides)
+    return Trainee(run, *begin_last_step(run))
+
+
+def plainly(trainee: Trainee, method: Method | None = None) -> Trainee:
+    """The same networks trained without a phase, and by another method if one is given."""
+    config = trainee.run.config
+    descent = config.phase.model_copy(update={"name": "descent"})
+    run = replace(trainee.run, config=config.model_copy(update={"phase": descent}))
+    if method is None:
+        return Trainee(run, trainee.model, trainee.teacher, trainee.method)
+    method.losses = trainee.method.losses
+    method.begin_step(trainee.model, run.steps[-1])
+    return Trainee(run, trainee.model, None, method)
+
+
+# ---------------------------------------------------------------------------------------------------------- the parts
+
+
+def iteration(options: Options) -> list[Figure]:
+    """A MiB + AlterSGD iteration against the passes through student and teacher and the update alone."""
+    figures = []
+    for crop in BATCHES:
+        with tempfile.TemporaryDirectory() as folder:
+            trainee = begin(folder, "method.name=mib", "phase.name=altersgd", *settings(options, crop))
+        samples = interleave(
+            {"mib + altersgd": timed(trainee.iterate), "bare passes": timed(trainee.bare())},
+            options.times(7),
+        )
+        what = f"mib + altersgd / bare passes, crop {trainee.run.config.data.crop}"
+        figures.append(ratio(what, samples, "mib + altersgd", "bare passes", Target(high=1.05)))
+    return figures
+
+
+def alternation(options: Options) -> list[Figure]:
+    """An iteration of AlterSGD's phase, and one of SAM, against a plain one."""
+    with tempfile.TemporaryDirectory() as folder:
+        trainee = begin(folder, "method.name=mib", "phase.name=altersgd", *settings(options, 256))
+    plain = plainly(trainee)
+    variants = {
+        "altersgd": timed(trainee.iterate),
+        "plain": timed(plain.iterate),
+        "sam": timed(plain.sam()),
+    }
+    samples = interleave(variants, options.times(15))
+    return [
+        ratio("altersgd / plain mib", samples, "altersgd", "plain", Target(0.99, 1.01)),
+        ratio("sam / plain mib, for comparison", samples, "sam", "plain", Target(1.5, 2.5)),
+    ]
+
+
+def importance(options: Options) -> list[Figure]:
+    """EWC, PI and RW against fine-tuning, in a step that has anchors."""
+    figures = []
+    for name in ("ewc", "pi", "rw"):
+        with tempfile.TemporaryDirectory() as folder:
+            trainee = begin(folder, f"method.name={name}", *settings(options, 512))
+        assert trainee.method.anchor, "without anchors there is no penalty to pay for"
+        variants = {"ft": timed(plainly(trainee, make_method("ft")).iterate)}
+        if name == "rw":
+            every = trainee.method.every
+            variants |= {"rw look": looking(trainee, 1), "rw between looks": looking(trainee, TOTAL)}
+        else:
+            variants[name] = timed(trainee.iterate)
+        samples = interleave(variants, options.times(7))
+        if name == "rw":
+            pairs = zip(samples["rw look"], samples["rw between looks"], strict=True)
+            samples["rw"] = [(look + (every - 1) * between) / every for look, between in pairs]
+        figures.append(ratio(f"{name} / ft", samples, name, "ft", Target(high=1.05)))
+    return figures
+
+
+def looking(trainee: Trainee, every: int) -> Callable[[], float]:
+    """RW looks at its path in one of `every` iterations, so a median over a few would not see what that costs."""
+
+    def iterate() -> None:
+        trainee.method.every = every
+        trainee.iterate()
+
+    return timed(iterate)

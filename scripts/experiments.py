@@ -1,0 +1,171 @@
+"""The runs behind each table and figure of the paper, as arguments of train.py. Nothing here reads data or starts a run.
+
+Step 0 is the same for all that train it with plain cross-entropy: one run per seed trains it, and the others start from
+its checkpoint. What several tables need has one name, which says what differs from the published setting.
+"""
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from configs.schema import DataConfig
+from methods import METHODS, published_strength
+from metrics.paper import LAMBDAS
+
+THIRTIETHS = (5, 10, 15, 20, 25, 30)  # p
+DEFAULT_THIRTIETHS, PLAIN_THIRTIETHS = 25, 30  # configs/altersgd.yaml; no iteration is left to alternate
+OBSERVERS = ("ewc", "pi", "rw")  # keep statistics of step 0
+# What the paper leaves open, each choice alone, and then what its theorem supposes.
+VARIANTS = (
+    ("phase.momentum=reset",),
+    ("phase.momentum=off",),
+    ("phase.batch=same",),
+    ("phase.lr=hold",),
+    ("phase.weight_decay=signed",),
+    ("phase.momentum=off", "phase.batch=same", "phase.lr=hold"),
+)
+
+
+@dataclass(frozen=True)
+class Experiment:
+    """A run without its seed and place."""
+
+    name: str
+    overlays: tuple[str, ...]
+    settings: tuple[str, ...] = ()  # key.sub=value
+    shares_step_0: bool = True
+
+
+@dataclass(frozen=True)
+class Job:
+    """A run: its folder's name, the arguments of train.py, and the job whose step 0 it starts from."""
+
+    name: str
+    arguments: tuple[str, ...]
+    needs: str | None = None
+
+
+# ---------------------------------------------------------------------------------------------------------- experiments
+
+
+def method(name: str) -> Experiment:
+    return Experiment(name, (f"configs/methods/{name}.yaml",), shares_step_0=METHODS[name].shares_first_step)
+
+
+def mib(*settings: str, phase: str | None = None) -> Experiment:
+    """MiB, plain or with a phase at the end of each step."""
+    name = "_".join([f"mib-{phase}" if phase else "mib", *map(_label, settings)])
+    return Experiment(
+        name, ("configs/methods/mib.yaml", *([f"configs/{phase}.yaml"] if phase else [])), settings
+    )
+
+
+def _label(setting: str) -> str:
+    """phase.p=5/30 -> p=5-30"""
+    return setting.split(".", 1)[1].replace("strength=", "lambda=").replace("/", "-")
+
+
+def joint(data: DataConfig) -> Experiment:
+    """All classes at once."""
+    classes = [name for step in data.steps or () for name in step]
+    setting = f"data.steps=[{classes}]" if classes else "data.protocol=offline"
+    return Experiment("joint", ("configs/methods/ft.yaml",), (setting,), shares_step_0=False)
+
+
+def table1(data: DataConfig) -> list[Experiment]:
+    """Also table 2, which has the same rows class by class."""
+    singles = [method(name) for name in ("ft", "pi", "ewc", "rw", "lwf", "lwf_mc", "ilt")]
+    return [*singles, mib(), mib(phase="altersgd"), joint(data)]
+
+
+def table3(data: DataConfig) -> list[Experiment]:
+    return [mib(*_strength(weight, data), phase=phase) for weight in LAMBDAS for phase in (None, "altersgd")]
+
+
+def table4(data: DataConfig) -> list[Experiment]:
+    """The diagonal is table 3's."""
+    return [
+        mib(*_strength(a, data), phase="altersgd")
+        if a == b
+        else mib(f"phase.lambda_a={a}", f"phase.lambda_b={b}", phase="altersgd")
+        for b in LAMBDAS
+        for a in LAMBDAS
+    ]
+
+
+def _strength(weight: float, data: DataConfig) -> tuple[str, ...]:
+    return () if weight == published_strength("mib", data.protocol) else (f"method.strength={weight}",)
+
+
+def figure_p(data: DataConfig) -> list[Experiment]:
+    shared = {DEFAULT_THIRTIETHS: mib(phase="altersgd"), PLAIN_THIRTIETHS: mib()}
+    return [shared.get(p) or mib(f"phase.p={p}/30", phase="altersgd") for p in THIRTIETHS]
+
+
+def ablations(data: DataConfig) -> list[Experiment]:
+    variants = [mib(*settings, phase="altersgd") for settings in ((), *VARIANTS)]
+    return [*variants, mib(phase="consolidate")]
+
+
+TABLES: dict[str, Callable[[DataConfig], list[Experiment]]] = {
+    "table1": table1,
+    "table3": table3,
+    "table4": table4,
+    "figure-p": figure_p,
+    "ablations": ablations,
+}
+
+
+def experiments_of(tables: Iterable[str], data: DataConfig) -> list[Experiment]:
+    """Each once, in the order of the tables."""
+    return list(dict.fromkeys(experiment for table in tables for experiment in TABLES[table](data)))
+
+
+# ----------------------------------------------------------------------------------------------------------------- jobs
+
+
+def jobs_of(
+    experiments: Sequence[Experiment],
+    seeds: Iterable[int],
+    runs: Path,
+    overlay: str,
+    overrides: Sequence[str] = (),
+) -> list[Job]:
+    """Every experiment with every seed, and before them all the steps 0 that they share."""
+
+    def job(
+        name: str, overlays: Sequence[str], settings: Sequence[str], seed: int, needs: str | None = None
+    ) -> Job:
+        place = (f"train.seed={seed}", f"run.folder={runs}", f"run.name={name}_seed{seed}")
+        start = () if needs is None else (f"train.start_from={runs / needs / 'step_0.pt'}",)
+        arguments = (overlay, *overlays, *overrides, *settings, *place, *start)
+        return Job(f"{name}_seed{seed}", arguments, needs)
+
+    observe = f"method.also_observe=[{', '.join(OBSERVERS)}]"
+    shared = any(experiment.shares_step_0 for experiment in experiments)
+    first = [
+        job("step0", ("configs/methods/ft.yaml",), ("train.last_step=0", observe), seed)
+        for seed in seeds
+        if shared
+    ]
+    return first + [
+        job(e.name, e.overlays, e.settings, seed, f"step0_seed{seed}" if e.shares_step_0 else None)
+        for seed in seeds
+        for e in experiments
+    ]
+
+
+# The jobs set these themselves.
+PLANNED_KEYS = frozenset(
+    (
+        *("data.root", "method.name", "method.also_observe", "phase.name", "phase.from_step"),
+        *("train.seed", "train.first_step", "train.last_step", "train.start_from", "train.evaluate_only"),
+        *("run.folder", "run.name"),
+    )
+)
+
+
+def planned_keys(experiments: Iterable[Experiment]) -> frozenset[str]:
+    """What an override may not touch. Protocol and steps it may: the joint run follows them."""
+    settings = {setting.partition("=")[0] for experiment in experiments for setting in experiment.settings}
+    return PLANNED_KEYS | (settings - {"data.protocol", "data.steps"})

@@ -1,0 +1,236 @@
+"""What the runs of an experiment are, how far each has come, and what is left to do. Starts nothing.
+
+A run is recognised by the config in its folder, not by its name alone.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from pathlib import Path
+
+from configs.schema import FREE_KEYS, Config, ConfigError, DataConfig, config_differences, load_config
+from data import load_dataset
+from data.incremental import select_train
+from data.index import build_index
+from data.official import LISTS, STEP_SIZES
+from data.protocols import PROTOCOLS, protocol_steps, steps_from_lists
+from metrics.tables import format_table
+from models.run_folder import RunError, RunFolder
+from scripts.experiments import Job, experiments_of, jobs_of, planned_keys
+from train import read_config
+
+QUICKSTART = Path(__file__).parent.parent / "results" / "quickstart"
+Sizes = tuple[int, ...]  # training pictures of each step
+
+
+@dataclass(frozen=True)
+class Preset:
+    overlay: str
+    seconds: float | None  # of a picture pass, where no run here tells; None: as in results/quickstart
+    basis: str  # of these seconds
+    sizes: Mapping[tuple[str, str], Sizes]  # (protocol, mode) -> what its data set is known to hold
+
+
+VOC_SIZES = {
+    (protocol, mode): sizes
+    for (dataset, pictures, protocol, mode), sizes in STEP_SIZES.items()
+    if (dataset, pictures) == ("voc", "train_aug")
+} | {("offline", mode): (LISTS["voc"]["train_aug"],) for mode in ("disjoint", "overlapped")}
+SHAPES_SIZES = {("15-1", "disjoint"): (2250, 139, 145, 153, 153, 160), ("offline", "disjoint"): (3000,)}
+PRESETS = {
+    "shapes": Preset("configs/quickstart.yaml", None, "measured in results/quickstart", SHAPES_SIZES),
+    "voc-cpu": Preset("configs/voc/15-1_cpu.yaml", 1 / 30, "an assumption for two CPU cores", VOC_SIZES),
+    "voc": Preset("configs/voc/15-1.yaml", 1 / 25, "an assumption for one GPU", VOC_SIZES),
+}
+
+
+class State(StrEnum):
+    DONE = "done"
+    RESUMABLE = "resumable"
+    MISSING = "missing"
+    OTHER = "other config"
+    UNNEEDED = "not needed"  # a step 0 from which no run has to start any more
+
+
+@dataclass
+class Run:
+    """A job, what its folder holds and what it costs."""
+
+    job: Job
+    config: Config
+    sizes: Sizes | None
+
+    def __post_init__(self) -> None:
+        self.folder = RunFolder(Path(self.config.run.folder) / self.name)
+        self.differences = _differences(self.folder, self.config)
+        self.state = self._state()
+
+    @property
+    def name(self) -> str:
+        return self.job.name
+
+    @property
+    def log(self) -> Path:
+        return self.folder.path.with_name(f"{self.name}.log")
+
+    @property
+    def is_step_0(self) -> bool:
+        """Whether it is there for others to start from."""
+        return self.config.train.last_step is not None
+
+    @property
+    def to_do(self) -> bool:
+        return self.state in (State.RESUMABLE, State.MISSING)
+
+    @cached_property
+    def figures(self) -> list[dict]:
+        """Of each step when the plan was made. Damaged ones count as none: train.py says what to do about them."""
+        try:
+            return (self.folder.read_results() or {"steps": []})["steps"]
+        except RunError:
+            return []
+
+    def _state(self) -> State:
+        if not self.folder.config_file.exists():
+            return State.MISSING
+        if self.differences:
+            return State.OTHER
+        last = self._own_steps[-1]
+        whole = len(self.figures) > last and (
+            not self.is_step_0 or self.folder.step_checkpoint(last).exists()
+        )
+        return State.DONE if whole else State.RESUMABLE
+
+    @property
+    def _own_steps(self) -> range:
+        """Those it does not get from another run."""
+        data, last = self.config.data, self.config.train.last_step
+        if last is None:
+            last = len(data.steps or PROTOCOLS[data.dataset][data.protocol]) - 1
+        return range(0 if self.job.needs is None else 1, last + 1)
+
+    def passes(self, first: int = 0) -> int:
+        """Epochs x pictures of its own steps from the `first` on."""
+        assert self.sizes is not None
+        train = self.config.train
+        return sum(
+            (train.epochs if step == 0 else train.epochs_later) * self.sizes[step]
+            for step in self._own_steps
+            if step >= first
+        )
+
+    def passes_left(self) -> int:
+        return self.passes(first=len(self.figures)) if self.to_do else 0
+
+
+def _differences(folder: RunFolder, config: Config) -> list[str]:
+    """What the folder's config has that this one has not."""
+    if not folder.config_file.exists():
+        return []
+    try:
+        found = load_config([folder.config_file])
+    except ConfigError as error:
+        return error.problems
+    return config_differences(found.model_dump(), config.model_dump(), FREE_KEYS)
+
+
+# ----------------------------------------------------------------------------------------------------- making the plan
+
+
+def list_jobs(
+    tables: Iterable[str],
+    preset: Preset,
+    seeds: Iterable[int],
+    folder: Path,
+    settings: Mapping[str, object],
+    overrides: Sequence[str],
+) -> dict[Job, Config]:
+    """Every job with its resolved config. `settings` are those that are not None, `overrides` the user's own."""
+    experiments = experiments_of(tables, load_config([preset.overlay], overrides).data)
+    taken = sorted({override.partition("=")[0] for override in overrides} & planned_keys(experiments))
+    if taken:
+        raise ConfigError(
+            [f"{key}: is set by the plan (tables, --seeds, --root, --runs), not by hand" for key in taken]
+        )
+    given = [f"{key}={value}" for key, value in settings.items() if value is not None]
+    jobs = jobs_of(experiments, seeds, folder, preset.overlay, [*given, *overrides])
+    return {job: read_config(list(job.arguments)) for job in jobs}
+
+
+def look_at(jobs: Mapping[Job, Config], preset: Preset, count: bool = True) -> list[Run]:
+    """How far each job is. `count` reads the data set; without it the costs are known as far as the preset knows them."""
+    data = {config.data for config in jobs.values()}
+    sizes = {d: count_pictures(d) if count else preset.sizes.get((d.protocol, d.mode)) for d in data}
+    runs = [Run(job, config, sizes[config.data]) for job, config in jobs.items()]
+    wanted = {run.job.needs for run in runs if run.to_do}
+    for run in runs:
+        if run.is_step_0 and run.to_do and run.name not in wanted:
+            run.state = State.UNNEEDED
+    return runs
+
+
+def count_pictures(data: DataConfig) -> Sizes:
+    dataset = load_dataset(data.dataset, data.root, data.train_list)
+    classes = build_index(dataset.name, dataset.train, len(dataset.class_names), cache=data.cache)
+    if data.steps is None:
+        steps = protocol_steps(data.dataset, data.protocol)
+    else:
+        steps = steps_from_lists(data.steps, dataset.class_names)
+    return tuple(len(select_train(classes, step, data.mode)) for step in steps)
+
+
+# --------------------------------------------------------------------------------------------------- printing the plan
+
+
+def describe(runs: Sequence[Run], preset: Preset) -> str:
+    """The plan as a table, what is to do, and what sharing step 0 saves."""
+    seconds, basis = seconds_per_pass(run.folder for run in runs if run.state != State.OTHER), "measured here"
+    if seconds is None:
+        quickstart = [RunFolder(path) for path in sorted(QUICKSTART.iterdir())]
+        seconds, basis = preset.seconds or seconds_per_pass(quickstart), preset.basis
+    assert seconds is not None
+    rows = [[run.name, run.state, *_costs(run, seconds)] for run in runs]
+    states = [run.state for run in runs]
+    lines = [
+        format_table(["run", "state", "picture passes", "hours left (estimate)"], rows),
+        "",
+        f"{len(runs)} runs: " + ", ".join(f"{states.count(s)} {s}" for s in State if s in states),
+    ]
+    if any(run.sizes is None for run in runs):
+        return "\n".join(
+            [*lines, "picture passes are unknown without the data set: give its place with --root"]
+        )
+    left = sum(run.passes_left() for run in runs)
+    hours = f"estimate {left * seconds / 3600:.1f} hours, one run after the other"
+    lines += [f"to do: {left:,} picture passes, {hours}, {1000 * seconds:.1f} ms per picture ({basis})"]
+    return "\n".join([*lines, _saving(runs)])
+
+
+def _costs(run: Run, seconds: float) -> tuple[str, str]:
+    if run.sizes is None:
+        return "?", "?"
+    return f"{run.passes():,}", f"{run.passes_left() * seconds / 3600:.2f}" if run.to_do else "-"
+
+
+def _saving(runs: Sequence[Run]) -> str:
+    shared = sum(run.passes() for run in runs)
+    first = {run.name: run.passes() for run in runs if run.is_step_0}
+    alone = sum(run.passes() + first.get(run.job.needs, 0) for run in runs if not run.is_step_0)
+    saved = f"{1 - shared / alone:.0%}"
+    return f"sharing step 0: {shared:,} picture passes in all instead of {alone:,}, {saved} saved"
+
+
+def seconds_per_pass(folders: Iterable[RunFolder]) -> float | None:
+    """What training took so far. A step 0 has the same figures in all runs that share it, and counts once."""
+    steps = set()
+    for folder in folders:
+        try:
+            results = folder.read_results() or {"steps": []}
+        except RunError:
+            continue
+        for step in results["steps"]:
+            if "seconds" in step:
+                steps.add((step["seconds"], step["iterations"] * results["config"]["train"]["batch_size"]))
+    passes = sum(passes for _, passes in steps)
+    return sum(seconds for seconds, _ in steps) / passes if passes else None
