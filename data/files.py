@@ -10,9 +10,29 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
+from PIL import Image, ImageOps
 
 from data.dataset import DataError
+
+# what a search through folders takes for a picture
+PICTURE_SUFFIXES = frozenset(
+    (
+        ".avif",
+        ".bmp",
+        ".gif",
+        ".jp2",
+        ".jpeg",
+        ".jpg",
+        ".pbm",
+        ".pgm",
+        ".png",
+        ".ppm",
+        ".tga",
+        ".tif",
+        ".tiff",
+        ".webp",
+    )
+)
 
 # how a whole file of each format ends
 _ENDINGS = {"JPEG": b"\xff\xd9", "PNG": b"IEND\xaeB`\x82"}
@@ -34,6 +54,36 @@ def read_image(path: Path) -> np.ndarray:
     """The picture as H x W x 3 bytes."""
     with _reading(path), Image.open(path) as image:
         return np.array(image if image.mode == "RGB" else image.convert("RGB"))
+
+
+def open_picture(path: Path) -> tuple[Image.Image, int]:
+    """Any picture in RGB as a viewer shows it, and the number of frames in its file, of which it is the first.
+
+    It is turned as its EXIF data say, lies on white where it is transparent, and deep greys become bytes.
+    """
+    with _reading(path), Image.open(path) as image:
+        frames = getattr(image, "n_frames", 1)
+        image.load()
+        return _as_rgb(ImageOps.exif_transpose(image)), frames
+
+
+def _as_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith(("I", "F")):
+        image = Image.fromarray(_bytes(np.asarray(image)))
+    if image.has_transparency_data:
+        image = image.convert("RGBA")
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image)
+    return image.convert("RGB")
+
+
+def _bytes(values: np.ndarray) -> np.ndarray:
+    """Integers are taken for 16 bits if they can be; all else is stretched from the least to the greatest value."""
+    whole = values.dtype.kind in "iu"
+    values = np.nan_to_num(values.astype(np.float32), posinf=0, neginf=0)
+    low, high = values.min(), values.max()
+    if whole and low >= 0 and high <= 65535:
+        low, high = 0, 65535
+    return ((values - low) * (255 / ((high - low) or 1))).round().astype(np.uint8)
 
 
 def open_mask(path: Path) -> Image.Image:

@@ -85,6 +85,11 @@ def test_table(step: Step, unseen: str, void_labels: frozenset[int] = frozenset(
 test_table.__test__ = False  # pytest takes the name for a test
 
 
+def relabel(mask: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """The table's entry for each mask value. Nothing asks a table of 256 bytes faster than `translate`."""
+    return np.frombuffer(bytearray(mask.tobytes()).translate(table.tobytes()), np.uint8).reshape(mask.shape)
+
+
 class StepDataset(torch.utils.data.Dataset):
     """Pictures with the labels of one step, taken by (epoch, position).
 
@@ -110,13 +115,13 @@ class StepDataset(torch.utils.data.Dataset):
             raise DataError(
                 f"{picture.mask}: is of another size than {picture.image}; make both the same size"
             )
-        image, labels = torch.from_numpy(pixels).permute(2, 0, 1), torch.from_numpy(self.table.take(mask))
+        image, labels = torch.from_numpy(pixels).permute(2, 0, 1), torch.from_numpy(relabel(mask, self.table))
         if self.transform is not None:
             with torch.random.fork_rng(devices=[]):
                 # not torch.manual_seed, which would reach the generators of the GPUs as well
                 torch.default_generator.manual_seed(_seed_of(self.seed, epoch, picture.name))
                 image, labels = self.transform(image, labels)
-        return image.contiguous(), labels
+        return image.contiguous(), labels.contiguous()
 
 
 def _seed_of(seed: int, epoch: int, name: str) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from functools import cache
 
 import numpy as np
+from PIL import Image
 
 
 @cache
@@ -16,3 +17,10 @@ def voc_palette() -> np.ndarray:
         palette[:, bit % 3] |= ((labels >> bit & 1) << (7 - bit // 3)).astype(np.uint8)
     palette.setflags(write=False)  # everybody gets the same one
     return palette
+
+
+def palette_image(labels: np.ndarray) -> Image.Image:
+    """H x W bytes of labels as VOC stores them: the values are the labels, the palette gives their colours."""
+    image = Image.fromarray(labels)
+    image.putpalette(voc_palette().tobytes())
+    return image

@@ -21,7 +21,7 @@ def train_transform(crop: int, scale: Sequence[float] = (0.5, 2.0), flip: float 
     from data import joint
 
     low, high = scale
-    return joint.random_crops(crop, (low, high), flip)
+    return joint.RandomCrop(crop, (low, high), flip)
 
 
 def test_transform(size: int | None) -> JointTransform | None:
@@ -30,7 +30,7 @@ def test_transform(size: int | None) -> JointTransform | None:
         return None
     from data import joint
 
-    return joint.central_squares(size)
+    return joint.CentralSquare(size)
 
 
 test_transform.__test__ = False  # pytest takes the name for a test

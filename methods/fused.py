@@ -97,22 +97,22 @@ class _Match(Function):
     def forward(ctx, student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
         num_old = teacher.shape[1]
         gradient = torch.empty_like(student)
-        match, q_background = torch.empty_like(student[:, 0]), torch.empty_like(student[:, 0])
-        for d, z, t, m, q_0 in zip(gradient, student, teacher, match, q_background, strict=True):
-            q = d[:num_old]
-            q /= _exponentials(t, out=q)
-            q_0.copy_(q[0])
-            torch.sum(q[1:] * z[1:num_old], 0, out=m)
-        ctx.gradient, ctx.num_old = gradient, num_old
+        match, q_background, scale = (torch.empty_like(student[:, 0]) for _ in range(3))
+        for d, z, t, m, q_0, s in zip(gradient, student, teacher, match, q_background, scale, strict=True):
+            q = d[:num_old]  # but for the scale
+            torch.reciprocal(_exponentials(t, out=q), out=s)
+            torch.mul(q[0], s, out=q_0)
+            torch.sum(q[1:] * z[1:num_old], 0, out=m).mul_(s)
+        ctx.gradient, ctx.scale, ctx.num_old = gradient, scale, num_old
         ctx.mark_non_differentiable(q_background)
         return match, q_background
 
     @staticmethod
     def backward(ctx, g: Tensor, _: Tensor) -> tuple[Tensor, None]:
         gradient = _take_gradient(ctx)
-        for d, share in zip(gradient, g, strict=True):
+        for d, share, s in zip(gradient, g, ctx.scale, strict=True):
             d[0] = 0
-            d[1 : ctx.num_old].mul_(share)
+            d[1 : ctx.num_old].mul_(share * s)
             d[ctx.num_old :] = 0
         return gradient, None
 

@@ -142,46 +142,60 @@ class ABN(nn.Module):
         return f"{self.num_features}, {self.activation}{synchronised}"
 
 
+def add_and_activate(norm: nn.Module, x: Tensor, residual: Tensor) -> Tensor:
+    """leaky_relu(norm(x) + residual): the end of a residual block, whose norm has no activation."""
+    if isinstance(norm, LeanABN) and norm.training:
+        return norm.normalise(x, residual, LEAKY_SLOPE)
+    return F.leaky_relu(norm(x) + residual, LEAKY_SLOPE, inplace=True)
+
+
 class LeanABN(ABN):
     def forward(self, x: Tensor) -> Tensor:
         if not self.training:
             return super().forward(x)
-        slope = LEAKY_SLOPE if self.activation == "leaky_relu" else 1.0
+        return self.normalise(x, None, LEAKY_SLOPE if self.activation == "leaky_relu" else 1.0)
+
+    def normalise(self, x: Tensor, residual: Tensor | None, slope: float) -> Tensor:
         scale = self.weight.abs() + self.eps
         statistics = self.running_mean, self.running_var, self.momentum, self.eps
-        return _ActivatedBatchNorm.apply(x, scale, self.bias, slope, *statistics)
+        return _ActivatedBatchNorm.apply(x, residual, scale, self.bias, slope, *statistics)
 
 
 class _ActivatedBatchNorm(torch.autograd.Function):
-    """leaky_relu(batch_norm(x)), both invertible since slope and scale are positive."""
+    """leaky_relu(batch_norm(x) + residual), which can be undone since slope and scale are positive."""
 
     @staticmethod
-    def forward(ctx, x, scale, bias, slope, running_mean, running_var, momentum, eps) -> Tensor:
+    def forward(ctx, x, residual, scale, bias, slope, running_mean, running_var, momentum, eps) -> Tensor:
         y, _, inverse_std = torch.native_batch_norm(
             x, scale, bias, running_mean, running_var, True, momentum, eps
         )
+        if residual is not None:
+            y += residual
         if slope != 1.0:
             F.leaky_relu_(y, slope)
-        ctx.save_for_backward(y, scale, bias, inverse_std)
+        ctx.save_for_backward(y, residual, scale, bias, inverse_std)
         ctx.slope, ctx.eps = slope, eps
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
-        y, scale, bias, inverse_std = ctx.saved_tensors
+        y, residual, scale, bias, inverse_std = ctx.saved_tensors
         per_channel = (1, -1) + (1,) * (y.dim() - 2)
         scale_, bias_, inverse_std_ = (t.view(per_channel).to(y.dtype) for t in (scale, bias, inverse_std))
         if ctx.slope != 1.0:
             grad = torch.ops.aten.leaky_relu_backward(grad, y, ctx.slope, True)
             y = F.leaky_relu(y, 1 / ctx.slope)
+        grad_residual = grad if residual is not None else None
+        if residual is not None:
+            y = y - residual
         normalised = (y - bias_).div_(scale_)
         # As the input of a batch norm, the normalised values have mean 0 and deviation 1.
         mean, inverse_of_one = torch.zeros_like(inverse_std), torch.ones_like(inverse_std)
         grad, grad_scale, grad_bias = torch.ops.aten.native_batch_norm_backward(
             grad, normalised, scale, None, None, mean, inverse_of_one, True, ctx.eps, [True, True, True]
         )
-        return grad.mul_(inverse_std_), grad_scale, grad_bias, *[None] * 5
+        return grad.mul_(inverse_std_), grad_residual, grad_scale, grad_bias, *[None] * 5
 
 
 def all_reduce_sum(x: Tensor, group: dist.ProcessGroup) -> Tensor:

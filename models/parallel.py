@@ -70,20 +70,18 @@ def _join(backend: str, timeout: timedelta) -> None:
     dist.init_process_group(backend, store=attempt, rank=rank, world_size=world, timeout=timeout)
 
 
-def keep_freed_memory(keep: bool = True) -> None:
-    """Let glibc reuse large blocks instead of handing them back to the kernel after every use, or let it hand them back.
+def keep_freed_memory() -> None:
+    """Let glibc reuse large blocks instead of handing them back to the kernel after every use.
 
     The kernel clears the pages of a new block, which on a CPU takes up to a quarter of a training iteration.
     """
     mmap_threshold, trim_threshold = -3, -1  # as malloc.h numbers them
-    # Without being told, glibc works its way up to 32 MB, above which it always hands back.
-    largest, spare = (2**30, 2**31 - 1) if keep else (2**25, 2**26)
     try:
         mallopt = ctypes.CDLL(None).mallopt
     except (OSError, AttributeError, TypeError):
         return  # another C library: nothing to tune
-    mallopt(mmap_threshold, largest)
-    mallopt(trim_threshold, spare)
+    mallopt(mmap_threshold, 2**30)
+    mallopt(trim_threshold, 2**31 - 1)
 
 
 def stop_ranks() -> None:

@@ -8,9 +8,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from models.norm import LEAKY_SLOPE, NormFactory
+from models.norm import LEAKY_SLOPE, NormFactory, add_and_activate
 
 
 class BasicBlock(nn.Module):
@@ -26,8 +25,7 @@ class BasicBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.bn1(self.conv1(x))
-        out = self.bn2(self.conv2(out))
-        return F.leaky_relu(out + self.downsample(x), LEAKY_SLOPE, inplace=True)
+        return add_and_activate(self.bn2, self.conv2(out), self.downsample(x))
 
 
 class Bottleneck(nn.Module):
@@ -47,8 +45,7 @@ class Bottleneck(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         out = self.bn1(self.conv1(x))
         out = self.bn2(self.conv2(out))
-        out = self.bn3(self.conv3(out))
-        return F.leaky_relu(out + self.downsample(x), LEAKY_SLOPE, inplace=True)
+        return add_and_activate(self.bn3, self.conv3(out), self.downsample(x))
 
 
 def _conv3x3(in_channels: int, out_channels: int, stride: int, dilation: int) -> nn.Conv2d:

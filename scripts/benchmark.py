@@ -3,7 +3,8 @@
 python -m scripts.benchmark                                              # all parts, with the sizes of the paper
 python -m scripts.benchmark losses labels --quick                        # tiny sizes: does it work?
 python -m scripts.benchmark loading index --fullres DIR --voc192 DIR     # parts that need pictures (VOC's layout)
-python -m scripts.benchmark memory --json benchmark.json                 # replaces this part's figures in the file
+python -m scripts.benchmark memory --json results/benchmark.json         # replaces this part's figures in the file
+python -m scripts.benchmark --show results/benchmark.json                # measures nothing: the file as Markdown
 
 The variants of a comparison take turns (A B A B ...) after a warm-up. Shown is the median of the repeats and, in
 brackets, their range; the file holds every sample. Leave the machine alone meanwhile.
@@ -15,7 +16,7 @@ import platform
 import shlex
 import sys
 import time
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from pathlib import Path
 
 import torch
@@ -23,7 +24,7 @@ import torch
 from data import DataError
 from data.files import write_atomically
 from metrics.results import environment
-from metrics.tables import format_table
+from metrics.tables import format_table, markdown_table
 from models.parallel import keep_freed_memory
 from scripts.benchmarks import PARTS
 from scripts.benchmarks.measure import Figure, Options, Skipped, say
@@ -33,6 +34,9 @@ def main(arguments: list[str]) -> int:
     parser = make_parser()
     given = parser.parse_args(arguments)
     check(parser, given)
+    if given.show:
+        print(markdown(read(given.show)))
+        return 0
     options = Options(given.quick, given.repeats, given.voc192, given.fullres)
     if given.threads:
         torch.set_num_threads(given.threads)
@@ -68,6 +72,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--voc192", type=Path, metavar="FOLDER", help="for index: many pictures")
     parser.add_argument("--fullres", type=Path, metavar="FOLDER", help="for loading: pictures of full size")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep figures and samples here, by part")
+    parser.add_argument("--show", type=Path, metavar="FILE", help="print what --json kept, as Markdown")
     parser.add_argument("--threads", type=int, help="of torch (default: its own choice)")
     return parser
 
@@ -85,6 +90,8 @@ def check(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
         folder = getattr(given, option)
         if folder is not None and not folder.is_dir():
             parser.error(f"--{option}: {folder} is not a folder")
+    if given.show and not (given.show.exists() and isinstance(read(given.show), dict)):
+        parser.error(f"--show: {given.show} holds no figures; make them with --json {given.show}")
     if given.json and not isinstance(read(given.json), dict):
         parser.error(f"--json: {given.json} holds something else; name another file")
 
@@ -105,6 +112,21 @@ def table(figures: dict[str, list[Figure]]) -> str:
         for figure in figures[part]
     ]
     return format_table(header, rows)
+
+
+def markdown(content: dict) -> str:
+    """The table of the documents."""
+    rows = [
+        [part, figure["what"], measured(figure), figure["target"] or "", figure["met"].strip("-")]
+        for part in PARTS
+        for figure in content.get(part, {"figures": []})["figures"]
+    ]
+    return markdown_table(["part", "what", "measured", "target", "met"], rows)
+
+
+def measured(figure: dict) -> str:
+    names = {field.name for field in fields(Figure)} - {"target"}
+    return Figure(**{name: figure[name] for name in names}).measured
 
 
 def read(path: Path) -> object:

@@ -2,6 +2,7 @@
 
 import json
 import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -134,7 +135,7 @@ def test_the_pipeline_over_pil_gives_the_pictures_of_ours(pictures):
     table = train_table(inputs.STEP, "disjoint", "background")
     ours = StepDataset(dataset.train, table, train_transform(crop))
     draws = inputs.crops_of(ours)
-    assert {flipped for _, flipped in draws} == {True, False}
+    assert {draw.flipped for draw in draws} == {True, False}
     for position, (picture, draw) in enumerate(zip(dataset.train, draws, strict=True)):
         image, labels = ours[0, position]
         pil_image, pil_labels = inputs.pil_example(picture, draw, crop, table)
@@ -268,3 +269,17 @@ def test_a_folder_without_the_data_set_is_an_error(tmp_path, capsys):
 def test_options_know_how_often():
     assert Options().times(7) == 7 and Options(quick=True).times(7) == 2
     assert Options(quick=True, repeats=5).times(7) == 5
+
+
+def test_the_documents_show_the_committed_figures(capsys):
+    root = Path(benchmark.__file__).parent.parent
+    assert benchmark.main(["--show", str(root / "results/benchmark.json")]) == 0
+    text = (root / "docs/performance.md").read_text(encoding="utf-8")
+    shown = text.partition("<!-- benchmark -->\n")[2].partition("<!-- /benchmark -->")[0]
+    assert shown == capsys.readouterr().out
+
+
+def test_showing_what_is_not_there_is_an_error(tmp_path, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        benchmark.main(["--show", str(tmp_path / "none.json")])
+    assert stopped.value.code == 2 and "--json" in capsys.readouterr().err

@@ -6,8 +6,9 @@ import pytest
 import torch
 import torch.distributed as dist
 from torch import nn
+from torch.nn import functional as F
 
-from models.norm import ABN, EPS, LEAKY_SLOPE, NORMS, make_norm
+from models.norm import ABN, EPS, LEAKY_SLOPE, NORMS, add_and_activate, make_norm
 
 ACTIVATIONS = ("leaky_relu", "identity")
 
@@ -85,6 +86,28 @@ def test_lean_forms_equal_the_plain_one(lean, activation, training, memory_forma
         (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
         results.append([out, x.grad, norm.weight.grad, norm.bias.grad, dict(norm.state_dict())])
     torch.testing.assert_close(results[0], results[1], rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("kind", NORMS)
+def test_the_end_of_a_residual_block(kind, training):
+    if kind == "iabn":
+        pytest.importorskip("inplace_abn", exc_type=ImportError)
+    plain = signed_norm("abn", "identity", dtype=torch.float32).train(training)
+    norm = signed_norm(kind, "identity", dtype=torch.float32).train(training)
+    results = []
+    for form in (
+        lambda x, r: F.leaky_relu(plain(x) + r, LEAKY_SLOPE),
+        lambda x, r: add_and_activate(norm, x, r),
+    ):
+        x = pictures(dtype=torch.float32).requires_grad_()
+        residual = pictures(dtype=torch.float32, offset=0.3).flip(0).requires_grad_()
+        out = form(x.clone(), residual)
+        (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
+        results.append([out, x.grad, residual.grad])
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+    for name in ("weight", "bias"):
+        torch.testing.assert_close(getattr(plain, name).grad, getattr(norm, name).grad, rtol=1e-4, atol=1e-4)
 
 
 def test_lean_norm_keeps_one_map_where_the_plain_one_keeps_two():

@@ -11,8 +11,9 @@ from PIL import Image
 from torch import Tensor
 
 from data import Dataset, Picture, load_dataset
-from data.incremental import StepDataset, train_table
+from data.incremental import StepDataset, relabel, train_table
 from data.index import build_index
+from data.joint import Draw
 from data.protocols import protocol_steps
 from data.transforms import MEAN, STD, normalise, train_transform
 from scripts.benchmarks.measure import (
@@ -30,7 +31,6 @@ from scripts.benchmarks.measure import (
 
 STEP = protocol_steps("voc", "15-1")[0]
 FLIP = 0.5
-Draw = tuple[dict[str, int], bool]  # the crop (top, left, height, width) and whether it is flipped
 
 
 # ------------------------------------------------------------------------------------------------------------ labels
@@ -44,7 +44,7 @@ def labels(options: Options) -> list[Figure]:
     mapping = dict(enumerate(table.tolist()))
     variants = {
         "pixel by pixel": lambda: torch.from_numpy(mask.copy()).apply_(lambda value: mapping[value]),
-        "table": lambda: torch.from_numpy(table.take(mask)),
+        "table": lambda: torch.from_numpy(relabel(mask, table)),
     }
     assert torch.equal(*(remap() for remap in variants.values()))
     samples = interleave({name: timed(remap) for name, remap in variants.items()}, options.times(25))
@@ -99,10 +99,9 @@ def given(root: Path | None, option: str) -> Dataset:
 def crops_of(dataset: StepDataset) -> list[Draw]:
     """What the transform of a data set draws for each picture in epoch 0."""
     draws: list[Draw] = []
-    crop, flip = dataset.transform.transforms.transforms
 
     def draw(image: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        draws.append((crop.make_params([image]), bool(torch.rand(1) < flip.p)))
+        draws.append(dataset.transform.draw(image))
         return image, mask
 
     recorder = StepDataset(dataset.pictures, dataset.table, draw, dataset.seed)
@@ -113,13 +112,12 @@ def crops_of(dataset: StepDataset) -> list[Draw]:
 
 def pil_example(picture: Picture, draw: Draw, crop: int, table: np.ndarray) -> tuple[Tensor, Tensor]:
     """Normalised floats (3, H, W) and labels (H, W), by PIL as far as it goes."""
-    place, flipped = draw
-    box = (place["left"], place["top"], place["left"] + place["width"], place["top"] + place["height"])
+    box = (draw.left, draw.top, draw.left + draw.width, draw.top + draw.height)
     with Image.open(picture.image) as file:
         image = file.convert("RGB").resize((crop, crop), Image.Resampling.BILINEAR, box)
     with Image.open(picture.mask) as file:
         mask = file.resize((crop, crop), Image.Resampling.NEAREST, box)
-    if flipped:
+    if draw.flipped:
         image, mask = (part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for part in (image, mask))
     pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1).contiguous().float().div_(255)
     mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))

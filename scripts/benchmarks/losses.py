@@ -10,7 +10,6 @@ from torch.nn import functional as F
 from data.protocols import IGNORE_INDEX
 from methods import fused
 from methods import losses as plain
-from models.parallel import keep_freed_memory
 from scripts.benchmarks.measure import (
     Figure,
     Options,
@@ -92,22 +91,12 @@ def losses(options: Options) -> list[Figure]:
             for name, variant in variants.items()
             if variant is not None
         }
-        actions["typed, plain process"] = partial(with_memory_returned, actions["typed"])
         seconds = interleave({name: timed(action) for name, action in actions.items()}, options.times(15))
         peaks: Samples = {name: [peak_bytes(action)] for name, action in actions.items()}
         size = f"{pictures}x{NUM_CLASSES}x{side}x{side}"
         for name in list(variants)[1:]:
             figures += compare(name, size, seconds, peaks)
-        what = f"{size}: fused faster than typed in a process that does not keep freed memory"
-        figures.append(ratio(what, seconds, "typed, plain process", "fused", TARGETS["fused"][0]))
     return figures
-
-
-def with_memory_returned(action: Callable[[], Tensor]) -> None:
-    """As in a process where nobody called keep_freed_memory."""
-    keep_freed_memory(False)
-    action()
-    keep_freed_memory()
 
 
 def compare(name: str, size: str, seconds: Samples, peaks: Samples) -> list[Figure]:
