@@ -1,0 +1,353 @@
+"""How far every run below some folders is: one table. Reads little, changes nothing, and no model is loaded.
+
+    python -m scripts.status runs
+    python -m scripts.status runs /shared/runs --watch 30
+
+done         every step it was asked for is trained and scored
+running      a living process holds the folder
+stopped      by a signal, with everything saved: the same command goes on from there
+unfinished   killed or failed: the same command goes on from the last checkpoint, if there is one, else from the step before
+
+`steps` are finished ones, `iteration` is that of the step after them. Old, new and all are mIoU in percent without background
+after the last finished step. `spent` is training time, that of a step taken over from another run included; `left` is an
+estimate from the run's own speed. It begins with > while the number of pictures of later steps is unknown: neither the run nor
+one on the same data has finished them.
+
+Exit codes: 0 some run was found, 2 none was.
+"""
+
+import argparse
+import fcntl
+import os
+import re
+import struct
+import sys
+import time
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from configs import yaml_core
+from data.protocols import PROTOCOLS
+from metrics.tables import format_table, percent
+from models.checkpoint import previous_path
+from models.run_folder import RunError, RunFolder
+
+HEADER = ("run", "method / phase", "state", "steps", "iteration", "old", "new", "all", "spent", "left")
+MARK = re.compile(r"config\.yaml|results\.json|resume\.pt|step_\d+\.pt")  # a file that makes a folder a run's
+BROKEN = (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError)  # what foreign contents raise
+CLEAR_SCREEN = "\033[H\033[2J"
+
+
+class State(StrEnum):
+    DONE = "done"
+    RUNNING = "running"
+    STOPPED = "stopped"
+    UNFINISHED = "unfinished"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where training stands inside a step."""
+
+    iteration: int
+    seconds: float | None = None  # spent on the step so far
+    total: int | None = None  # iterations of the step
+
+
+@dataclass(frozen=True)
+class Run:
+    path: Path
+    config: Mapping[str, Any]
+    state: State
+    num_steps: int  # that it was asked for
+    figures: Sequence[Mapping[str, Any]]  # of each finished step, as in results.json
+    place: Place | None  # in the step after them
+    is_scoring: bool  # that step is trained and waits for its figures
+    data: tuple  # what the number of pictures of a step depends on
+
+
+# -------------------------------------------------------------------------------------------------------------- the table
+
+
+def main(arguments: list[str]) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.status",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument("folders", nargs="+", type=Path, help="folders with runs somewhere below them")
+    parser.add_argument("--watch", type=float, metavar="SECONDS", help="look again and again")
+    options = parser.parse_args(arguments)
+    if options.watch is not None and not 0 < options.watch < 1e6:
+        parser.error("--watch: a positive number of seconds is wanted")
+    text, found = describe(options.folders)
+    print(text, flush=True)
+    if not found:
+        return 2
+    try:
+        while options.watch:
+            time.sleep(options.watch)
+            text, _ = describe(options.folders)
+            print(CLEAR_SCREEN + text if sys.stdout.isatty() else "\n" + text, flush=True)
+    except KeyboardInterrupt:
+        pass
+    return 0
+
+
+def describe(folders: Sequence[Path]) -> tuple[str, bool]:
+    """The table, a line about every folder that is not in it, and whether there was any run."""
+    runs, problems = look_at_all(folders)
+    sizes, rows = sizes_by_data(runs), []
+    for run in runs:
+        try:
+            rows.append(row(run, sizes[run.data]))
+        except BROKEN as error:
+            problems[run.path] = explain(run.path, error)
+    lines = [format_table(HEADER, rows)] if rows else []
+    lines += [f"{path}: {why}" for path, why in problems.items()]
+    return "\n".join(lines), bool(rows)
+
+
+def look_at_all(folders: Sequence[Path]) -> tuple[list[Run], dict[Path, str]]:
+    runs: dict[str, Run] = {}
+    problems: dict[Path, str] = {}
+    for folder in folders:
+        paths, foreign = find_runs(folder)
+        problems |= foreign
+        for path in paths:
+            try:
+                runs.setdefault(os.path.abspath(path), look_at(path))
+            except (*BROKEN, OSError) as error:
+                problems[path] = explain(path, error)
+    return list(runs.values()), problems
+
+
+def explain(path: Path, error: Exception) -> str:
+    if isinstance(error, RunError | OSError):
+        return str(error).removeprefix(f"{path}: ").split("\n")[0]
+    return f"not what a run writes ({type(error).__name__}: {error})"
+
+
+def row(run: Run, sizes: Mapping[int, int]) -> list[str]:
+    phase, last = run.config["phase"]["name"], run.figures[-1]["miou"] if run.figures else {}
+    return [
+        str(run.path),
+        f"{run.config['method']['name']} / {phase}",
+        run.state,
+        f"{len(run.figures)}/{run.num_steps}",
+        iteration_text(run, sizes),
+        *(percent(last.get(group)) for group in ("old", "new", "all")),
+        duration(seconds_spent(run)),
+        "-" if run.state == State.DONE else left_text(run, sizes),
+    ]
+
+
+def iteration_text(run: Run, sizes: Mapping[int, int]) -> str:
+    if run.is_scoring:
+        return "scoring"
+    if run.place is None:
+        return "-"
+    total = iterations_of(run, len(run.figures), sizes)
+    return f"{run.place.iteration}/{total}" if total else str(run.place.iteration)
+
+
+def left_text(run: Run, sizes: Mapping[int, int]) -> str:
+    speed = seconds_per_iteration(run)
+    steps = range(len(run.figures) + run.is_scoring, run.num_steps)
+    iterations = [iterations_of(run, step, sizes) for step in steps]
+    known = sum(count for count in iterations if count is not None)
+    if run.place and iterations and iterations[0] is not None:
+        known -= run.place.iteration
+    if speed is None or (not known and None in iterations):
+        return "?"
+    return ("> " if None in iterations else "") + duration(speed * max(0, known))
+
+
+def duration(seconds: float) -> str:
+    minutes, seconds = divmod(round(seconds), 60)
+    return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
+
+
+# ----------------------------------------------------------------------------------------------------- time and iterations
+
+
+def seconds_spent(run: Run) -> float:
+    here = run.place.seconds if run.place else None
+    return sum(figures.get("seconds", 0.0) for figures in run.figures) + (here or 0.0)
+
+
+def seconds_per_iteration(run: Run) -> float | None:
+    """From the newest that is known: later steps have a teacher to ask and are slower than step 0."""
+    if run.place and run.place.seconds:
+        return run.place.seconds / run.place.iteration
+    known = [f["seconds"] / f["iterations"] for f in run.figures if f.get("seconds") and f.get("iterations")]
+    return known[-1] if known else None
+
+
+def iterations_of(run: Run, step: int, sizes: Mapping[int, int]) -> int | None:
+    if step in sizes:
+        return epochs_of(run.config, step) * (sizes[step] // run.config["train"]["batch_size"])
+    return run.place.total if run.place and step == len(run.figures) else None
+
+
+def epochs_of(config: Mapping[str, Any], step: int) -> int:
+    return config["train"]["epochs" if step == 0 else "epochs_later"]
+
+
+def sizes_by_data(runs: Sequence[Run]) -> dict[tuple, dict[int, int]]:
+    """Runs on the same data tell each other the number of training pictures of each step."""
+    sizes: dict[tuple, dict[int, int]] = defaultdict(dict)
+    for run in runs:
+        sizes[run.data] |= {step: f["images"] for step, f in enumerate(run.figures) if "images" in f}
+    return sizes
+
+
+# ------------------------------------------------------------------------------------------------------------ reading runs
+
+
+def find_runs(folder: Path) -> tuple[list[Path], dict[Path, str]]:
+    """The run folders at or below a folder, and which of its own folders have none."""
+    if not folder.is_dir():
+        return [], {folder: "no such folder"}
+    runs = []
+    for here, folders, files in os.walk(folder):
+        folders.sort()
+        if any(MARK.fullmatch(file) for file in files):
+            runs.append(Path(here))
+            folders.clear()
+    if not runs:
+        return [], {folder: "no run in it"}
+    used = {run.relative_to(folder).parts[:1] for run in runs}
+    others = sorted(path for path in folder.iterdir() if path.is_dir()) if () not in used else []
+    return runs, {path: "no run in it" for path in others if (path.name,) not in used}
+
+
+def look_at(path: Path) -> Run:
+    """RunError, or whatever foreign contents raise."""
+    folder = RunFolder(path)
+    results = folder.read_results() or {}
+    config = read_config(folder, results)
+    figures = results.get("steps", [])
+    if [figure["step"] for figure in figures] != list(range(len(figures))):
+        raise RunError("results.json: the figures of a step are missing")
+    data, last = config["data"], config["train"]["last_step"]
+    protocol = data["steps"] or PROTOCOLS[data["dataset"]][data["protocol"]]
+    num_steps = len(protocol) if last is None else last + 1
+    held = is_held(path)
+    if len(figures) >= num_steps and not held:
+        state, place = State.DONE, None
+    else:
+        state, place = find_place(folder, config, figures, held)
+    is_scoring = len(figures) < num_steps and folder.step_checkpoint(len(figures)).exists()
+    key = str(protocol), data["mode"], str(results.get("data"))
+    return Run(path, config, state, num_steps, figures, place, is_scoring, key)
+
+
+def find_place(
+    folder: RunFolder, config: Mapping[str, Any], figures: Sequence[Mapping[str, Any]], held: bool
+) -> tuple[State, Place | None]:
+    """What a run that is not done is doing, and where in the step after those with figures."""
+    saved, logged = saved_place(folder, len(figures)), logged_place(folder.path, config, figures)
+    if saved and logged:
+        saved = replace(saved, total=logged.total)
+    if held:
+        places = [place for place in (saved, logged) if place]
+        return State.RUNNING, max(places, key=lambda place: place.iteration, default=None)
+    nothing_lost = saved and (logged is None or logged.iteration <= saved.iteration)
+    return State.STOPPED if nothing_lost else State.UNFINISHED, saved
+
+
+def read_config(folder: RunFolder, results: Mapping[str, Any]) -> Mapping[str, Any]:
+    """As it is, for another version's keys do not matter here. config.yaml is renewed at every start."""
+    if folder.config_file.exists():
+        return yaml_core.parse(folder.config_file.read_text(encoding="utf-8"))
+    if "config" not in results:
+        raise RunError("neither config.yaml nor results.json tells what it is")
+    return results["config"]
+
+
+def is_held(path: Path) -> bool:
+    """Whether a living process has locked the folder. Asks for a shared lock, so that one look does not see another."""
+    try:
+        with open(path / ".lock", "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except FileNotFoundError:
+        return False
+    except BlockingIOError:
+        return True
+    return False
+
+
+def saved_place(folder: RunFolder, step: int) -> Place | None:
+    """Where the step would go on. The file is mapped into memory, so that its weights are never read."""
+    for path in (folder.resume_checkpoint, previous_path(folder.resume_checkpoint)):
+        try:
+            position = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["position"]
+            if position["step"] == step:
+                return Place(position["iteration"], position["seconds"])
+        except Exception:  # not there, just being replaced, or damaged, for which torch has many names
+            continue
+    return None
+
+
+def logged_place(path: Path, config: Mapping[str, Any], figures: Sequence[Mapping[str, Any]]) -> Place | None:
+    """The last iteration that TensorBoard was told of, if it belongs to the step after those with figures."""
+    files = sorted(path.glob("events.out.tfevents.*"), key=lambda file: file.stat().st_mtime_ns)
+    before = sum(figure.get("iterations", 0) for figure in figures)
+    rates = [
+        (when, at - before, lr)
+        for file in files[-1:]  # every step and every start has a file of its own
+        for when, at, lr in learning_rates(file)
+        if at > before
+    ]
+    if not rates:
+        return None
+    (first_time, first, _), (last_time, last, lr) = rates[0], rates[-1]
+    seconds = last * (last_time - first_time) / (last - first) if last > first else None
+    return Place(last, seconds, total_iterations(config, len(figures), last, lr))
+
+
+def total_iterations(config: Mapping[str, Any], step: int, iteration: int, lr: float) -> int | None:
+    """The length of the step that its learning rate tells: initial * (1 - (iteration - 1) / total) ^ power."""
+    optim, epochs = config["optim"], epochs_of(config, step)
+    start = optim["lr" if step == 0 else "lr_later"]
+    if not 0 < lr < start or not optim["power"] or config["phase"]["lr"] == "hold":
+        return None
+    total = (iteration - 1) / (1 - (lr / start) ** (1 / optim["power"]))
+    return epochs * round(total / epochs)  # the rate is stored in single precision
+
+
+def learning_rates(file: Path) -> Iterator[tuple[float, int, float]]:
+    """(time, iteration of the run, learning rate) of each entry in a file of TensorBoard."""
+    from google.protobuf.message import DecodeError
+    from tensorboard.compat.proto.event_pb2 import Event
+
+    for record in records(file.read_bytes()):
+        try:
+            event = Event.FromString(record)
+        except DecodeError:
+            return
+        for value in event.summary.value:
+            if value.tag == "lr":
+                yield event.wall_time, event.step, value.simple_value
+
+
+def records(content: bytes) -> Iterator[bytes]:
+    """Length (8 bytes), checksum (4), contents, checksum (4). The last one may be half written."""
+    start = 0
+    while start + 12 <= len(content):
+        (length,) = struct.unpack_from("<Q", content, start)
+        if start + 16 + length > len(content):
+            return
+        yield content[start + 12 : start + 12 + length]
+        start += 16 + length
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,408 @@
+"""scripts.predict: odd pictures, odd arguments, and what is written."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from data.files import open_picture
+from data.palette import voc_palette
+from models import build_segmenter, checkpoint
+from scripts import predict
+
+ARCHITECTURE = {
+    "body": "resnet_tiny",
+    "output_stride": 8,
+    "norm": "abn",
+    "head_channels": 8,
+    "dilations": [1, 2, 3],
+}
+STEPS = [[0, 7, 3], [12], [5, 9]]  # class ids of the data set, in learning order
+CLASS_IDS = [c for new in STEPS for c in new]
+NAMES = [f"class{i}" for i in range(13)]
+RED, GREEN = (250, 10, 10), (10, 250, 10)
+ORIENTATION = 0x0112
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run of three steps with random networks."""
+    folder = tmp_path_factory.mktemp("runs") / "run"
+    torch.manual_seed(0)
+    model = build_segmenter(**ARCHITECTURE)
+    torch.manual_seed(4)  # of classifiers that see more than one class in speckles
+    seen = []
+    for step, new in enumerate(STEPS):
+        model.add_classes(len(new))
+        seen += new
+        state = checkpoint.step_state(
+            model,
+            ARCHITECTURE,
+            step=step,
+            class_ids=seen,
+            class_names=NAMES,
+            methods={},
+            costs={},
+            config="",
+        )
+        checkpoint.save(state, folder / f"step_{step}.pt")
+    return folder
+
+
+def speckled(width: int, height: int, seed: int = 0) -> Image.Image:
+    pixels = np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8)
+    return Image.fromarray(pixels)
+
+
+def with_corner(width: int = 40, height: int = 24) -> Image.Image:
+    """Green, with red in the upper left corner."""
+    picture = Image.new("RGB", (width, height), GREEN)
+    picture.paste(RED, (0, 0, 8, 8))
+    return picture
+
+
+def seen_by(path) -> np.ndarray:
+    return np.asarray(open_picture(path)[0])
+
+
+def mask_of(folder, name: str) -> Image.Image:
+    with Image.open(folder / f"{name}_mask.png") as mask:
+        mask.load()
+        return mask
+
+
+def call(run, *arguments) -> int:
+    return predict.main([str(run), *map(str, arguments)])
+
+
+# ---- any picture ------------------------------------------------------------------------------------------------------
+
+
+def write_odd_pictures(folder) -> dict[str, tuple[int, int]]:
+    """Every kind of picture; returns name -> size as seen."""
+    folder.mkdir()
+    plain = speckled(37, 23)
+    plain.save(folder / "plain.jpg")
+    plain.convert("L").save(folder / "grey.png")
+    plain.convert("1").save(folder / "bits.png")
+    plain.convert("P").save(folder / "palette.gif")
+    plain.convert("CMYK").save(folder / "ink.jpg")
+    plain.convert("YCbCr").save(folder / "video.tiff")
+    plain.convert("LA").save(folder / "grey_alpha.png")
+    plain.save(folder / "webp.WEBP")
+    glass = plain.convert("RGBA")
+    glass.putalpha(100)
+    glass.save(folder / "glass.png")
+    Image.fromarray(np.arange(37 * 23, dtype=np.uint16).reshape(23, 37) * 70).save(folder / "deep.png")
+    Image.fromarray(np.linspace(-1, 1, 37 * 23, dtype=np.float32).reshape(23, 37)).save(folder / "float.tif")
+    frames = [speckled(37, 23, seed) for seed in range(3)]
+    frames[0].save(folder / "moving.gif", save_all=True, append_images=frames[1:])
+    turned = Image.Exif()
+    turned[ORIENTATION] = 6
+    plain.save(folder / "turned.jpg", exif=turned)
+    others = {"dot.png": (1, 1), "line.png": (1, 60), "beam.png": (300, 1)}
+    for name, size in others.items():
+        speckled(*size).save(folder / name)
+    sizes = {path.stem: (37, 23) for path in folder.iterdir()}
+    return sizes | {name[:-4]: size for name, size in others.items()} | {"turned": (23, 37)}
+
+
+def test_any_picture_gets_a_mask_of_its_size_and_a_valid_overlay(run, tmp_path, capsys):
+    sizes = write_odd_pictures(tmp_path / "in")
+    assert call(run, tmp_path / "in", "--out", tmp_path / "out") == 0
+    assert len(sizes) == 16
+    assert {p.name for p in (tmp_path / "out").iterdir()} == {
+        f"{name}_{kind}.png" for name in sizes for kind in ("mask", "overlay")
+    }
+    for name, size in sizes.items():
+        mask = mask_of(tmp_path / "out", name)
+        assert mask.size == size and mask.mode == "P", name
+        assert mask.getpalette() == voc_palette().ravel().tolist()
+        assert set(np.unique(mask)) <= set(CLASS_IDS)
+        with Image.open(tmp_path / "out" / f"{name}_overlay.png") as overlay:
+            overlay.load()
+            assert overlay.mode == "RGB" and max(overlay.size) > predict.LEAST_OVERLAY
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == 16
+    assert [line for line in lines if "the first of 3 frames" in line] == [
+        line for line in lines if "moving.gif" in line
+    ]
+
+
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_pictures_are_turned_as_exif_says(orientation, tmp_path):
+    exif = Image.Exif()
+    exif[ORIENTATION] = orientation
+    with_corner().save(tmp_path / "p.png", exif=exif)
+    seen = seen_by(tmp_path / "p.png")
+    assert seen.shape == ((24, 40, 3) if orientation < 5 else (40, 24, 3))
+    corners = [("top", "left"), ("top", "right"), ("bottom", "right"), ("bottom", "left")] * 2
+    vertical, horizontal = corners[orientation - 1]
+    corner = seen[0 if vertical == "top" else -1, 0 if horizontal == "left" else -1]
+    assert tuple(corner) == RED
+    assert (seen == RED).all(axis=2).sum() == 64
+
+
+def test_the_mask_lies_as_the_picture_is_seen(run, tmp_path):
+    """A turned file and the same picture stored upright get the same mask."""
+    exif = Image.Exif()
+    exif[ORIENTATION] = 8
+    picture = speckled(48, 32)
+    picture.save(tmp_path / "turned.png", exif=exif)
+    picture.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "upright.png")
+    assert call(run, tmp_path / "turned.png", tmp_path / "upright.png", "--out", tmp_path / "out") == 0
+    turned, upright = (np.asarray(mask_of(tmp_path / "out", name)) for name in ("turned", "upright"))
+    assert turned.shape == (48, 32) and np.array_equal(turned, upright)
+    assert len(np.unique(turned)) > 1
+
+
+def test_transparency_lies_on_white_and_deep_greys_keep_their_order(tmp_path):
+    glass = with_corner().convert("RGBA")
+    glass.putalpha(Image.new("L", glass.size, 0))
+    glass.save(tmp_path / "glass.png")
+    assert (seen_by(tmp_path / "glass.png") == 255).all()
+    keyed = Image.new("P", (4, 4), 3)
+    keyed.putpalette([0, 0, 0] * 4)
+    keyed.save(tmp_path / "keyed.png", transparency=3)
+    assert (seen_by(tmp_path / "keyed.png") == 255).all()
+    deep = np.array([[0, 257 * 100, 65535]], np.uint16)
+    Image.fromarray(deep).save(tmp_path / "deep.png")
+    assert seen_by(tmp_path / "deep.png")[0, :, 0].tolist() == [0, 100, 255]
+    Image.fromarray(np.array([[-2, 0, 2]], np.float32)).save(tmp_path / "float.tif")
+    assert seen_by(tmp_path / "float.tif")[0, :, 1].tolist() == [0, 128, 255]
+    Image.fromarray(np.full((2, 2), np.nan, np.float32)).save(tmp_path / "nothing.tif")
+    assert not seen_by(tmp_path / "nothing.tif").any()
+
+
+def test_the_first_frame_of_an_animation_is_taken(tmp_path):
+    frames = [Image.new("RGB", (9, 9), colour) for colour in (RED, GREEN)]
+    frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
+    picture, num_frames = open_picture(tmp_path / "a.gif")
+    assert num_frames == 2 and picture.getpixel((4, 4)) == RED
+
+
+def test_large_pictures_are_shown_reduced_and_masks_enlarged(run, tmp_path, capsys):
+    speckled(3000, 2000).save(tmp_path / "large.jpg")
+    picture = tmp_path / "large.jpg"
+    assert call(run, picture, "--out", tmp_path, "--megapixels", "0.06", "--probabilities") == 0
+    assert "3000 x 2000, shown to the network at 300 x 200" in capsys.readouterr().out
+    mask = np.asarray(mask_of(tmp_path, "large"))
+    assert mask.shape == (2000, 3000)
+    blocks = mask.reshape(200, 10, 300, 10)
+    assert (blocks == blocks[:, :1, :, :1]).all()
+    with np.load(tmp_path / "large_probabilities.npz") as file:
+        assert file["probabilities"].shape == (6, 200, 300)
+    with Image.open(tmp_path / "large_overlay.png") as overlay:
+        assert overlay.width < 1000
+
+
+@pytest.mark.parametrize(
+    ("size", "shorter", "megapixels", "expected"),
+    [
+        ((500, 375), None, 2, (500, 375)),
+        ((4000, 3000), None, 2, (1633, 1225)),
+        ((500, 250), 512, 2, (1024, 512)),
+        ((500, 250), 100, 2, (200, 100)),
+        ((1, 4000), 512, 2, (22, 89443)),
+        ((1, 1), None, 2, (1, 1)),
+        ((100000, 1), None, 0.01, (10000, 1)),
+    ],
+)
+def test_size_for_the_network(size, shorter, megapixels, expected):
+    assert predict.shown_size(size, shorter, megapixels) == expected
+
+
+@pytest.mark.slow
+def test_a_picture_of_twelve_megapixels_at_the_default_limit(run, tmp_path, capsys):
+    speckled(4000, 3000).save(tmp_path / "large.jpg")
+    assert call(run, tmp_path / "large.jpg", "--out", tmp_path) == 0
+    assert "shown to the network at 1633 x 1225" in capsys.readouterr().out
+    assert mask_of(tmp_path, "large").size == (4000, 3000)
+
+
+# ---- what cannot be read ----------------------------------------------------------------------------------------------
+
+
+def test_broken_files_are_named_and_the_rest_is_done(run, tmp_path, capsys):
+    folder = tmp_path / "in"
+    folder.mkdir()
+    speckled(64, 64).save(folder / "whole.jpg")
+    whole = (folder / "whole.jpg").read_bytes()
+    (folder / "cut.jpg").write_bytes(whole[: len(whole) // 2])
+    (folder / "text.jpg").write_text("this is no picture")
+    (folder / "empty.png").touch()
+    (folder / "notes.txt").write_text("not looked at")
+    missing = tmp_path / "missing.jpg"
+    (tmp_path / "hollow").mkdir()
+    assert call(run, missing, folder, tmp_path / "hollow", "--out", tmp_path / "out") == 1
+    said = capsys.readouterr()
+    skipped = [line for line in said.err.splitlines() if line.startswith("skipped ")]
+    reasons = {
+        missing: "no such file",
+        tmp_path / "hollow": "no picture in this folder",
+        folder / "cut.jpg": "truncated",
+        folder / "text.jpg": "cannot identify",
+        folder / "empty.png": "cannot identify",
+    }
+    assert len(skipped) == len(reasons)
+    for path, why in reasons.items():
+        assert any(line.startswith(f"skipped {path}: ") and why in line for line in skipped), path
+    assert "5 skipped, 1 done" in said.err and len(said.out.splitlines()) == 1
+    assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["whole_mask.png", "whole_overlay.png"]
+
+
+def test_broken_files_are_named_once_over_all_steps(run, tmp_path, capsys):
+    (tmp_path / "text.jpg").write_text("this is no picture")
+    (tmp_path / "empty.jpg").touch()
+    files = tmp_path / "text.jpg", tmp_path / "empty.jpg"
+    assert call(run, *files, "--out", tmp_path / "out", "--all-steps") == 1
+    said = capsys.readouterr().err
+    assert (
+        said.count("skipped ") == 2 and "empty.jpg: the file is empty" in said and "2 skipped, 0 done" in said
+    )
+
+
+# ---- names ------------------------------------------------------------------------------------------------------------
+
+
+def test_pictures_of_the_same_name_do_not_overwrite_each_other(run, tmp_path):
+    for place in ("rome/1.png", "oslo/1.png", "oslo/1.bmp", "x/oslo/1.png", "rome/2.png"):
+        (tmp_path / "in" / place).parent.mkdir(parents=True, exist_ok=True)
+        speckled(20, 20, seed=len(place)).save(tmp_path / "in" / place)
+    again = tmp_path / "in/rome/2.png"
+    assert call(run, tmp_path / "in", again, "--out", tmp_path / "out") == 0
+    masks = sorted(path.name.removesuffix("_mask.png") for path in (tmp_path / "out").glob("*_mask.png"))
+    assert masks == ["2", "oslo-1", "oslo-1-2", "oslo-1-3", "rome-1"]
+
+
+def test_results_do_not_become_pictures(run, tmp_path):
+    speckled(20, 20).save(tmp_path / "a.png")
+    for _ in range(2):
+        assert call(run, tmp_path, "--out", tmp_path / "out") == 0
+    assert len(list((tmp_path / "out").iterdir())) == 2
+
+
+def test_pictures_are_never_written_to(run, tmp_path, capsys):
+    for name in ("a.png", "a_mask.png"):
+        speckled(20, 20).save(tmp_path / name)
+    before = (tmp_path / "a_mask.png").read_bytes()
+    files = tmp_path / "a.png", tmp_path / "a_mask.png"
+    assert call(run, *files, "--out", tmp_path) == 2
+    assert "a_mask.png would be replaced" in capsys.readouterr().err
+    assert call(run, tmp_path, "--out", tmp_path) == 2
+    assert "choose another" in capsys.readouterr().err
+    assert (tmp_path / "a_mask.png").read_bytes() == before and len(list(tmp_path.iterdir())) == 2
+
+
+# ---- steps, probabilities, options ------------------------------------------------------------------------------------
+
+
+def test_step_and_checkpoint_file_choose_the_network(run, tmp_path):
+    speckled(48, 40).save(tmp_path / "p.png")
+    masks = []
+    for arguments in ([run, "--step", "0"], [run / "step_0.pt"], [run]):
+        assert call(arguments[0], tmp_path / "p.png", "--out", tmp_path / "out", *arguments[1:]) == 0
+        masks.append(np.asarray(mask_of(tmp_path / "out", "p")))
+    assert set(np.unique(masks[0])) <= set(STEPS[0])
+    assert np.array_equal(masks[0], masks[1]) and not np.array_equal(masks[0], masks[2])
+
+
+def test_the_mask_is_what_the_network_says(run, tmp_path):
+    picture = speckled(32, 48)
+    picture.save(tmp_path / "p.png")
+    assert call(run, tmp_path / "p.png", "--out", tmp_path, "--device", "cpu") == 0
+    model, state = checkpoint.load_segmenter(run / "step_2.pt")
+    pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None] / 255
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
+    with torch.no_grad():
+        labels = model.eval()((pixels - mean) / std).logits.argmax(dim=1)[0]
+    expected = np.array(state["class_ids"])[labels]
+    assert (np.asarray(mask_of(tmp_path, "p")) == expected).mean() > 0.999
+
+
+@pytest.mark.parametrize("more", [(), ("--flip",), ("--size", "20")])
+def test_probabilities_sum_to_one_and_agree_with_the_mask(more, run, tmp_path):
+    speckled(40, 30).save(tmp_path / "p.png")
+    assert call(run, tmp_path / "p.png", "--out", tmp_path, "--probabilities", *more) == 0
+    with np.load(tmp_path / "p_probabilities.npz") as file:
+        probabilities, ids, names = (file[key] for key in ("probabilities", "class_ids", "class_names"))
+    assert probabilities.dtype == np.float16
+    assert probabilities.shape == ((6, 20, 27) if "--size" in more else (6, 30, 40))
+    assert np.abs(probabilities.astype(float).sum(axis=0) - 1).max() < 5e-3
+    assert ids.tolist() == CLASS_IDS and names.tolist() == [NAMES[c] for c in ids]
+    if "--size" not in more:
+        best = np.take_along_axis(probabilities, probabilities.argmax(axis=0)[None], 0)
+        mask = np.asarray(mask_of(tmp_path, "p"))
+        channel = np.searchsorted(ids, mask, sorter=np.argsort(ids))
+        said = np.take_along_axis(probabilities, np.argsort(ids)[channel][None], 0)
+        assert np.allclose(best, said, atol=2e-3)
+
+
+@pytest.mark.parametrize("size", [(60, 40), (1, 1), (2, 300), (400, 300)])
+def test_a_strip_shows_every_step(size, run, tmp_path):
+    speckled(*size).save(tmp_path / "p.png")
+    assert call(run, tmp_path / "p.png", "--out", tmp_path, "--all-steps") == 0
+    with Image.open(tmp_path / "p_steps.png") as strip:
+        strip.load()
+        assert strip.width > 4 * predict.PANEL // 2 and strip.height >= round(
+            size[1] * predict.PANEL / max(size)
+        )
+    assert mask_of(tmp_path, "p").size == size
+
+
+def test_legends_hold_many_classes_and_long_names():
+    entries = [(c, f"class {c} " + "of a long name " * (c % 3)) for c in range(150)]
+    drawn = predict.legend(entries, height=200, text_size=14)
+    assert drawn.height <= 220 and drawn.width > 1000
+    assert predict.shortened("short", 120, 14) == "short"
+    cut = predict.shortened("a name that is much too long for a panel", 120, 14)
+    assert cut.endswith("…") and predict.font(14).getlength(cut) <= 120
+
+
+# ---- bad arguments ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("{tmp}/nowhere", "{tmp}/p.png"), "no such run folder or checkpoint"),
+        (("{tmp}", "{tmp}/p.png"), "no step_<i>.pt in this folder"),
+        (("{tmp}/p.png", "{tmp}/p.png"), "not a whole checkpoint"),
+        (("{run}", "{tmp}/p.png", "--step", "7"), "no step 7; it has 0, 1, 2"),
+        (("{run}/step_1.pt", "{tmp}/p.png", "--all-steps"), "is one step"),
+        (("{run}/step_1.pt", "{tmp}/p.png", "--step", "1"), "is one step"),
+    ],
+)
+def test_bad_runs_are_refused(arguments, words, run, tmp_path, capsys):
+    speckled(8, 8).save(tmp_path / "p.png")
+    arguments = [argument.format(run=run, tmp=tmp_path) for argument in arguments]
+    assert call(*arguments, "--out", tmp_path / "out") == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        ("--size", "0"),
+        ("--megapixels", "0"),
+        ("--megapixels", "nan"),
+        ("--device", "tpu"),
+        ("--step", "1", "--all-steps"),
+    ],
+)
+def test_bad_options_are_refused(more, run, tmp_path):
+    with pytest.raises(SystemExit) as stopped:
+        call(run, tmp_path, "--out", tmp_path / "out", *more)
+    assert stopped.value.code == 2
+
+
+def test_places_that_cannot_be_written_are_an_error(run, tmp_path, capsys):
+    speckled(8, 8).save(tmp_path / "p.png")
+    assert call(run, tmp_path / "p.png", "--out", tmp_path / "p.png") == 2
+    assert "p.png" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_gpu_that_is_not_there_is_an_error(run, tmp_path, capsys):
+    assert call(run, tmp_path, "--out", tmp_path / "out", "--device", "cuda") == 2
+    assert "torch sees no GPU" in capsys.readouterr().err
