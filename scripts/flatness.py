@@ -479,34 +479,44 @@ def draw(path: Path, result: dict) -> None:
     modes = result["modes"]
     has_line = all("line" in figures for figures in modes.values())
     panels = 1 + len(modes) + has_line
-    figure, axes = pyplot.subplots(1, panels, figsize=(3.5 * panels, 3.2), layout="constrained")
-    colours = {"eval": "#0072B2", "train": "#D55E00"}  # distinct to the colour-blind
+    figure, axes = pyplot.subplots(1, panels, figsize=(3.4 * panels, 3.4), layout="constrained")
     for mode, figures in modes.items():
-        axes[0].plot(figures["around"]["places"], figures["around"]["seg"], color=colours[mode], label=mode)
-    axes[0].set(xlabel="lengths of a filter", ylabel="l_seg", title="along a random direction", yscale="log")
-    axes[0].legend(title="norm mode", frameon=False)
+        draw_curve(axes[0], figures["around"]["places"], figures["around"]["seg"], mode)
+    axes[0].set(xlabel="lengths of a filter", ylabel="l_seg", title="along a random direction")
     for axis, (mode, figures) in zip(axes[1:], modes.items(), strict=False):
         draw_plane(figure, axis, figures["plane"])
         axis.set_title(f"over a random plane ({mode})")
     if has_line:
-        for mode, figures in modes.items():
-            for name, style in (("seg", "-"), ("among_old", "--")):
-                label = f"{mode}, {'all' if name == 'seg' else 'old'} classes"
-                curve = figures["line"][name]["losses"]
-                axes[-1].plot(figures["line"]["places"], curve, style, color=colours[mode], label=label)
+        for mode, line in ((mode, figures["line"]) for mode, figures in modes.items()):
+            draw_curve(axes[-1], line["places"], line["seg"]["losses"], f"{mode}, all classes")
+            draw_curve(
+                axes[-1], line["places"], line["among_old"]["losses"], f"{mode}, old classes only", "--"
+            )
         ends = f"from step {result['step'] - 1} (0) to step {result['step']} (1)"
         axes[-1].set(xlabel=ends, ylabel="l_seg on old pictures", title="along the step")
-        axes[-1].legend(frameon=False)
+    for axis in axes:
+        axis.set_box_aspect(1)
+    named = axes[-1] if has_line else axes[0]
+    figure.legend(*named.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     save(figure, path)
 
 
+def draw_curve(axis, places: list[float], losses: list[float], label: str, style: str = "-") -> None:
+    colours = {"eval": "#0072B2", "train": "#D55E00"}  # distinct to the colour-blind
+    axis.plot(places, losses, style, color=colours[label.split(",")[0]], label=label)
+    if max(losses) > 10 * min(losses) > 0:
+        axis.set_yscale("log")
+
+
 def draw_plane(figure, axis, plane: dict) -> None:
-    losses = np.log10(np.maximum(np.array(plane["seg"]), 1e-12))
-    filled = axis.contourf(plane["places"], plane["places"], losses, levels=14, cmap="viridis")
+    losses = np.nan_to_num(np.array(plane["seg"]), nan=1e6).clip(1e-6, 1e6)
+    levels = np.geomspace(losses.min(), losses.max() * 1.001, 13)
+    filled = axis.contourf(plane["places"], plane["places"], losses, levels=levels, norm="log")
     axis.plot(0, 0, "+", color="white", markersize=9)
-    axis.set(aspect="equal", xlabel="first direction", ylabel="second direction")
+    axis.set(xlabel="first direction", ylabel="second direction")
     axis.grid(False)
-    figure.colorbar(filled, ax=axis, label="log10 l_seg", shrink=0.85)
+    bar = figure.colorbar(filled, ax=axis, label="l_seg", shrink=0.8, ticks=levels[::3], format="%.3g")
+    bar.minorticks_off()
 
 
 def plotting():
