@@ -35,7 +35,7 @@ from data import DataError, Dataset, load_dataset
 from data.incremental import StepDataset, check_steps, select_test, select_train, test_table, train_table
 from data.index import build_index, content_digest
 from data.loaders import iterations_per_epoch, test_loader, train_loader
-from data.protocols import PROTOCOLS, Step, protocol_steps, steps_from_lists
+from data.protocols import PROTOCOLS, Step, configured_steps
 from data.transforms import normalise, test_transform, train_transform
 from methods import (
     METHODS,
@@ -193,10 +193,9 @@ def prepare_run(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
             f"{ranks.world} ranks x train.accumulate {config.train.accumulate}"
         )
     dataset = load_dataset(config.data.dataset, config.data.root, config.data.train_list)
-    if config.data.steps is None:
-        steps = protocol_steps(config.data.dataset, config.data.protocol)
-    else:
-        steps = steps_from_lists(config.data.steps, dataset.class_names)
+    steps = configured_steps(
+        config.data.dataset, config.data.protocol, config.data.steps, dataset.class_names
+    )
     index = partial(
         build_index,
         dataset.name,

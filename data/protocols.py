@@ -70,6 +70,16 @@ PROTOCOLS: dict[str, dict[str, tuple[tuple[int, ...], ...]]] = {
 }
 
 
+def configured_steps(
+    dataset: str,
+    protocol: str | None,
+    lists: Iterable[Iterable[int | str]] | None,
+    class_names: Sequence[str],
+) -> list[Step]:
+    """The user's own lists of classes where there are some, else the protocol's."""
+    return protocol_steps(dataset, protocol) if lists is None else steps_from_lists(lists, class_names)
+
+
 def steps_from_lists(
     lists: Iterable[Iterable[int | str]], class_names: Sequence[str] | None = None
 ) -> list[Step]:

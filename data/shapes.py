@@ -27,7 +27,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from data.dataset import DataError
-from data.palette import voc_palette
+from data.palette import palette_image
 from data.protocols import BACKGROUND, IGNORE_INDEX
 
 VERSION = 1  # of the pictures: raise it whenever the same arguments would draw others
@@ -170,10 +170,8 @@ def _write(job: tuple[str, int], folder: Path, seed: int, size: int) -> None:
     # A generator of its own for every picture: neither their number nor the workers change what it shows.
     rng = np.random.default_rng([seed, int(split == "val"), i])
     picture, labels = draw(i % NUM_CLASSES + 1, size, rng)
-    mask = Image.fromarray(labels)
-    mask.putpalette(voc_palette().tobytes())
     Image.fromarray(picture).save(folder / "JPEGImages" / f"{_name(split, i)}.jpg", quality=95)
-    mask.save(folder / "SegmentationClassAug" / f"{_name(split, i)}.png")
+    palette_image(labels).save(folder / "SegmentationClassAug" / f"{_name(split, i)}.png")
 
 
 def _name(split: str, i: int) -> str:

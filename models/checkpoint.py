@@ -118,9 +118,15 @@ def step_state(
 
 
 def load_segmenter(
-    path: Path, device: torch.device | str = "cpu", group: dist.ProcessGroup | None = None
+    path: Path,
+    device: torch.device | str = "cpu",
+    group: dist.ProcessGroup | None = None,
+    norm: str | None = None,
 ) -> tuple[Segmenter, dict[str, Any]]:
-    """The model of a step checkpoint, built as the file says, and everything else the file holds."""
+    """The model of a step checkpoint, built as the file says, and everything else the file holds.
+
+    `norm` builds it with another norm, whose state is the same.
+    """
     state = load(path, device)
     missing = {"step", "classes", "class_ids", "network", "model", "methods", "costs"} - state.keys()
     if missing:
@@ -128,7 +134,8 @@ def load_segmenter(
             f"{path}: not a step checkpoint of this project (no {', '.join(sorted(missing))})"
         )
     try:
-        model = build_segmenter(**state["network"]["arguments"], group=group)
+        chosen = {} if norm is None else {"norm": norm}
+        model = build_segmenter(**state["network"]["arguments"] | chosen, group=group)
         for size in state["network"]["classifiers"]:
             model.add_classes(size)
         model.load_state_dict(state.pop("model"))

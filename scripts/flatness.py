@@ -26,7 +26,7 @@ from data import DataError, Dataset, load_dataset
 from data.files import write_atomically
 from data.incremental import StepDataset, select_test, select_train, test_table, train_table
 from data.index import build_index
-from data.protocols import Step, protocol_steps, steps_from_lists
+from data.protocols import Step, configured_steps
 from data.transforms import normalise, test_transform, train_transform
 from methods import Method, make_method, make_phase
 from methods.altersgd import AlterSGD
@@ -34,7 +34,7 @@ from metrics import flatness, landscape
 from metrics.tables import format_table
 from models import checkpoint
 from models.run_folder import RunError, RunFolder
-from models.segmenter import Segmenter, build_segmenter
+from models.segmenter import Segmenter
 from train import load_method_state
 
 PLACES = [i / 20 for i in range(21)]  # along the line from the model before the step to the one after it
@@ -173,10 +173,9 @@ def penalty(method: Method, model: nn.Module) -> Tensor | float:
 
 
 def read_subject(options: argparse.Namespace, dataset: Dataset, config: Config) -> Subject:
-    if config.data.steps is None:
-        steps = protocol_steps(config.data.dataset, config.data.protocol)
-    else:
-        steps = steps_from_lists(config.data.steps, dataset.class_names)
+    steps = configured_steps(
+        config.data.dataset, config.data.protocol, config.data.steps, dataset.class_names
+    )
     folder = RunFolder(options.run)
     step = steps[choose_step(folder, options.step, len(steps))]
     device = torch.device("cuda" if config.train.device != "cpu" and torch.cuda.is_available() else "cpu")
@@ -203,22 +202,13 @@ def choose_step(folder: RunFolder, wanted: int | None, count: int) -> int:
 
 def load_model(path: Path, step: Step, device: torch.device) -> tuple[Segmenter, dict]:
     """The model with the norm that can be differentiated twice, whichever it was trained with: their states are equal."""
-    state = checkpoint.load(path, device)
-    try:
-        model = build_segmenter(**state["network"]["arguments"] | {"norm": "abn"})
-        for size in state["network"]["classifiers"]:
-            model.add_classes(size)
-        model.load_state_dict(state.pop("model"))
-        classes = tuple(state["class_ids"])
-    except (RuntimeError, TypeError, KeyError, ValueError) as error:
-        raise checkpoint.CheckpointError(
-            f"{path}: not a step checkpoint of this project ({error})"
-        ) from error
+    model, state = checkpoint.load_segmenter(path, device, norm="abn")
+    classes = tuple(state["class_ids"])
     if classes != step.seen:
         raise checkpoint.CheckpointError(
             f"{path}: knows the classes {list(classes)}, but the run's config.yaml wants {list(step.seen)}"
         )
-    return model.to(device), state
+    return model, state
 
 
 def make_plain_method(config: Config) -> Method:

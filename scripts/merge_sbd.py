@@ -17,13 +17,12 @@ from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
-from PIL import Image
 from tqdm import tqdm
 
 from data.dataset import DataError, raise_problems, read_lines
 from data.files import write_atomically
 from data.official import LISTS
-from data.palette import voc_palette
+from data.palette import palette_image
 from data.voc import AUGMENTED, LIST_FOLDERS
 
 OWN_MASKS = "SegmentationClass"
@@ -90,9 +89,7 @@ def merge(voc: Path, sbd: Path, read_mat: Callable[[Path], np.ndarray]) -> int:
         for path in own.values():
             shutil.copyfile(path, folder / path.name)
         for name, path in tqdm(mats.items(), desc="converting SBD", disable=None):
-            mask = Image.fromarray(read_mat(path))
-            mask.putpalette(voc_palette().tobytes())
-            mask.save(folder / f"{name}.png", optimize=True)
+            palette_image(read_mat(path)).save(folder / f"{name}.png", optimize=True)
         names = sorted((train | extra) - val)
         write_atomically(lists / "train_aug.txt", "".join(f"{name}\n" for name in names).encode())
         os.chmod(folder, 0o755)  # mkdtemp makes folders for the owner alone

@@ -14,7 +14,7 @@ from data import load_dataset
 from data.incremental import select_train
 from data.index import build_index
 from data.official import LISTS, STEP_SIZES
-from data.protocols import PROTOCOLS, protocol_steps, steps_from_lists
+from data.protocols import PROTOCOLS, configured_steps
 from metrics.tables import format_table
 from models.run_folder import RunError, RunFolder
 from scripts.experiments import Job, experiments_of, jobs_of, planned_keys
@@ -173,10 +173,7 @@ def look_at(jobs: Mapping[Job, Config], preset: Preset, count: bool = True) -> l
 def count_pictures(data: DataConfig) -> Sizes:
     dataset = load_dataset(data.dataset, data.root, data.train_list)
     classes = build_index(dataset.name, dataset.train, len(dataset.class_names), cache=data.cache)
-    if data.steps is None:
-        steps = protocol_steps(data.dataset, data.protocol)
-    else:
-        steps = steps_from_lists(data.steps, dataset.class_names)
+    steps = configured_steps(data.dataset, data.protocol, data.steps, dataset.class_names)
     return tuple(len(select_train(classes, step, data.mode)) for step in steps)
 
 

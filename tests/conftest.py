@@ -9,6 +9,13 @@ import torch
 from hypothesis import settings
 from PIL import Image
 
+TINY_NETWORK = {
+    "body": "resnet_tiny",
+    "output_stride": 8,
+    "norm": "abn",
+    "head_channels": 8,
+    "dilations": [1, 2, 3],
+}
 COLOURS = [(250, 250, 120), (250, 60, 60), (60, 250, 60), (60, 60, 250), (250, 60, 250)]
 
 # Longer fuzzing:  pytest tests/test_config_fuzz.py tests/test_data.py --hypothesis-profile=long

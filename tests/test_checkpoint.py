@@ -7,18 +7,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import TINY_NETWORK
 
 from models import build_segmenter, checkpoint
 from models.checkpoint import CheckpointError, previous_path
 from models.run_folder import RunError, RunFolder
-
-ARGUMENTS = {
-    "body": "resnet_tiny",
-    "output_stride": 8,
-    "norm": "abn",
-    "head_channels": 8,
-    "dilations": [1, 2, 3],
-}
 
 
 def toy_state(value: float = 1.0) -> dict:
@@ -187,12 +180,12 @@ def test_code_in_a_file_is_refused_and_not_run(place, tmp_path):
 
 def step_state() -> dict:
     torch.manual_seed(0)
-    model = build_segmenter(**ARGUMENTS)
+    model = build_segmenter(**TINY_NETWORK)
     model.add_classes(3)
     model.add_classes(2)
     return checkpoint.step_state(
         model,
-        ARGUMENTS,
+        TINY_NETWORK,
         step=1,
         class_ids=range(5),
         class_names=["background", *"abcd"],
@@ -204,7 +197,7 @@ def step_state() -> dict:
 
 def test_load_segmenter_gives_the_same_logits_and_the_rest(place):
     state = step_state()
-    original = build_segmenter(**ARGUMENTS)
+    original = build_segmenter(**TINY_NETWORK)
     original.add_classes(3)
     original.add_classes(2)
     original.load_state_dict(state["model"])
@@ -223,7 +216,7 @@ def without(key: str) -> dict:
 
 
 def with_network(**changes) -> dict:
-    return step_state() | {"network": {"arguments": ARGUMENTS, "classifiers": [3, 2]} | changes}
+    return step_state() | {"network": {"arguments": TINY_NETWORK, "classifiers": [3, 2]} | changes}
 
 
 @pytest.mark.parametrize(
@@ -236,8 +229,8 @@ def with_network(**changes) -> dict:
         (lambda: without("costs"), "no costs"),
         (lambda: with_network(classifiers=[3]), "do not fit"),
         (lambda: with_network(classifiers=[3, 4]), "do not fit"),
-        (lambda: with_network(arguments=ARGUMENTS | {"head_channels": 16}), "do not fit"),
-        (lambda: with_network(arguments=ARGUMENTS | {"body": "vgg"}), "vgg"),
+        (lambda: with_network(arguments=TINY_NETWORK | {"head_channels": 16}), "do not fit"),
+        (lambda: with_network(arguments=TINY_NETWORK | {"body": "vgg"}), "vgg"),
         (lambda: with_network(arguments={"bodies": 1}), "do not fit"),
         (lambda: step_state() | {"network": {}}, "do not fit"),
     ],

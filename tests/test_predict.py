@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 import torch
+from conftest import TINY_NETWORK
 from PIL import Image
 
 from data.files import open_picture
@@ -10,13 +11,6 @@ from data.palette import voc_palette
 from models import build_segmenter, checkpoint
 from scripts import predict
 
-ARCHITECTURE = {
-    "body": "resnet_tiny",
-    "output_stride": 8,
-    "norm": "abn",
-    "head_channels": 8,
-    "dilations": [1, 2, 3],
-}
 STEPS = [[0, 7, 3], [12], [5, 9]]  # class ids of the data set, in learning order
 CLASS_IDS = [c for new in STEPS for c in new]
 NAMES = [f"class{i}" for i in range(13)]
@@ -29,7 +23,7 @@ def run(tmp_path_factory):
     """A run of three steps with random networks."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     torch.manual_seed(0)
-    model = build_segmenter(**ARCHITECTURE)
+    model = build_segmenter(**TINY_NETWORK)
     torch.manual_seed(4)  # of classifiers that see more than one class in speckles
     seen = []
     for step, new in enumerate(STEPS):
@@ -37,7 +31,7 @@ def run(tmp_path_factory):
         seen += new
         state = checkpoint.step_state(
             model,
-            ARCHITECTURE,
+            TINY_NETWORK,
             step=step,
             class_ids=seen,
             class_names=NAMES,

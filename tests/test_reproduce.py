@@ -370,12 +370,17 @@ def start_and_signal(study: Study, number: int, *more: str) -> int:
     return study.start("table1", *more)
 
 
+def spoil(study, run: str, old: str, new: str, unfinished: str) -> None:
+    """Another config in the folder of `run`, and something left to do."""
+    config = study.runs / run / "config.yaml"
+    config.write_text(config.read_text().replace(old, new))
+    (study.runs / unfinished / "results.json").unlink()
+    study.forget_calls()
+
+
 def test_a_folder_with_another_config_is_named_and_does_not_stop_the_rest(study, capsys):
     assert study.start("table1") == 0
-    config = study.runs / "mib_seed1/config.yaml"
-    config.write_text(config.read_text().replace("lr: 0.05", "lr: 0.07"))
-    (study.runs / "joint_seed1/results.json").unlink()
-    study.forget_calls()
+    spoil(study, "mib_seed1", "lr: 0.05", "lr: 0.07", unfinished="joint_seed1")
     capsys.readouterr()
     assert study.start("table1") == 1
     shown = capsys.readouterr().out
@@ -386,10 +391,7 @@ def test_a_folder_with_another_config_is_named_and_does_not_stop_the_rest(study,
 
 def test_a_step_0_with_another_config_is_not_started_from(study, capsys):
     assert study.start("table1") == 0
-    config = study.runs / "step0_seed1/config.yaml"
-    config.write_text(config.read_text().replace("epochs: 12", "epochs: 13"))
-    (study.runs / "ft_seed1/results.json").unlink()
-    study.forget_calls()
+    spoil(study, "step0_seed1", "epochs: 12", "epochs: 13", unfinished="ft_seed1")
     assert study.start("table1") == 1
     shown = capsys.readouterr().out
     assert study.calls == [] and "skipped: ft_seed1, for it starts from step0_seed1" in shown
