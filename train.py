@@ -12,10 +12,12 @@ Exit codes: 0 finished, 2 bad config, data or weights, 75 stopped by a signal wi
 
 import sys
 import time
+from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -34,17 +36,23 @@ from configs.schema import (
 from data import DataError, Dataset, load_dataset
 from data.incremental import StepDataset, check_steps, select_test, select_train, test_table, train_table
 from data.index import build_index, content_digest
-from data.loaders import iterations_per_epoch, test_loader, train_loader
+from data.loaders import iterations_per_epoch, micro_batch_size, test_loader, train_loader
 from data.protocols import PROTOCOLS, Step, configured_steps
 from data.transforms import normalise, test_transform, train_transform
 from methods import (
     METHODS,
     PHASES,
+    UPDATES,
+    AlterSGD,
+    Evaluate,
     Method,
+    Update,
     Weights,
     WithObservers,
     make_method,
     make_phase,
+    make_update,
+    penalise_confidence,
     published_strength,
 )
 from metrics.confusion import ConfusionMatrix
@@ -52,6 +60,7 @@ from metrics.continual import group_names
 from metrics.health import FiniteGuard, NonFiniteLoss
 from metrics.progress import Progress
 from metrics.results import environment, step_result
+from metrics.shown import pictures_to_show
 from metrics.tables import class_table, step_table
 from metrics.tensorboard import Board
 from models import checkpoint
@@ -62,6 +71,7 @@ from models.parallel import (
     StopRequest,
     agree,
     any_rank,
+    be_deterministic,
     gather_objects,
     main_rank_first,
     start_ranks,
@@ -70,7 +80,7 @@ from models.parallel import (
 )
 from models.pretrained import WeightsError, load_body_weights
 from models.run_folder import RunError, RunFolder, read_results
-from models.segmenter import BODIES, Segmenter, build_segmenter
+from models.segmenter import BODIES, Output, Segmenter, build_segmenter
 
 STOPPED_BY_SIGNAL = 75
 DEAD_WORKER = (
@@ -177,6 +187,8 @@ def walk(config: Config, ranks: Ranks, stop: StopRequest) -> dict:
     if results:
         run.say("\n" + class_table(results) + "\n\n" + step_table(results, group_names(run.steps)))
         run.say(f"\nresults: {run.folder.results_file}\nwatch:   tensorboard --logdir {config.run.folder}")
+    if len(results) == len(run.steps):
+        run.board.finish(run.results["config"])
     run.board.close()
     run.folder.unlock()
     return run.results
@@ -185,13 +197,8 @@ def walk(config: Config, ranks: Ranks, stop: StopRequest) -> dict:
 def prepare_run(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
     """Everything that can be wrong is found here, before the first iteration."""
     torch.backends.cudnn.benchmark = not config.train.deterministic
-    torch.use_deterministic_algorithms(config.train.deterministic, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False  # nothing reads it, and filling takes time
-    if config.train.batch_size % (ranks.world * config.train.accumulate):
-        raise RunError(
-            f"train.batch_size {config.train.batch_size} is the total over ranks: it cannot be divided by "
-            f"{ranks.world} ranks x train.accumulate {config.train.accumulate}"
-        )
+    be_deterministic(config.train.deterministic)
+    micro_batch_size(config.train.batch_size, ranks.world, config.train.accumulate)  # says if it is none
     dataset = load_dataset(config.data.dataset, config.data.root, config.data.train_list)
     steps = configured_steps(
         config.data.dataset, config.data.protocol, config.data.steps, dataset.class_names
@@ -208,7 +215,7 @@ def prepare_run(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
     check_steps(dataset.class_names, train_classes, steps, config.data.mode)
     chosen = [select_train(train_classes, step, config.data.mode) for step in steps]
 
-    results = {
+    results: dict[str, Any] = {
         "config": config.model_dump(mode="json"),
         "protocol": [step.new for step in steps],
         "environment": environment(ranks.device, ranks.world),
@@ -233,8 +240,18 @@ def prepare_run(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
         results["steps"] = earlier["steps"][: sum(saved)]
     elif ranks.is_main:
         folder.write_results(results)
-    board = Board(folder.path, enabled=ranks.is_main)
+    board = Board(
+        folder.path,
+        about=dump_config(config),
+        old=[dataset.class_names[c] for c in steps[0].seen],
+        new=[dataset.class_names[c] for step in steps[1:] for c in step.new],
+        enabled=ranks.is_main,
+    )
     run = Run(config, ranks, stop, folder, dataset, steps, chosen, test_classes, board, results)
+    if board.is_new and results["steps"]:  # they came with train.start_from
+        board.open()
+        for step, result in zip(steps, results["steps"], strict=False):
+            board.results(result, run.iterations_until(step))
     iterations = [run.iterations(step) for step in steps]  # raises if a step has fewer pictures than a batch
     for notice in dataset.notices:
         run.say(f"note: {notice}")
@@ -251,20 +268,25 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
     config, ranks, total = run.config, run.ranks, run.iterations(step)
     model, teacher, method = begin_step(run, step)
     phase = make_phase(step=step.index, strength=config.method.strength, **config.phase.model_dump())
+    update = make_update(step=step.index, **config.update.model_dump())
     optimizer = torch.optim.SGD(
         model.parameters(),
-        lr=config.optim.lr if step.index == 0 else config.optim.lr_later,
+        lr=initial_rate(config, step),
         momentum=config.optim.momentum,
         nesterov=config.optim.nesterov,
         weight_decay=config.optim.weight_decay,
-        fused=True,
+        # Fused, a first update that the scaler skips would leave the momentum uninitialised.
+        fused=config.train.amp != "fp16",
     )
     scaler = torch.amp.GradScaler(ranks.device.type, enabled=config.train.amp == "fp16")
     parts = {"model": model, "method": method, "optimizer": optimizer, "scaler": scaler}
     resumed = checkpoint.restore_training(run.folder.resume_checkpoint, parts, ranks, run.say, step.index)
     done, seconds = resumed.get("iteration", 0), resumed.get("seconds", 0.0)
+    measured = resumed.get("flatness", {})
     if done:
         run.say(f"going on with step {step.index} after iteration {done}")
+    elif teacher is not None and method.surveys:
+        method.survey(teacher_outputs(run, step, teacher))
     if config.train.losses == "compiled":
         method.segmentation_loss = torch.compile(method.segmentation_loss)
         method.retention_losses = torch.compile(method.retention_losses)
@@ -272,8 +294,8 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
         run, step, iterations=range(done + 1, total + 1), batch_of=partial(phase.batch_of, total=total)
     )
     student, batches, guard = wrap(model, ranks), iter(loader), FiniteGuard()
+    boundary = AlterSGD(config.phase.p).boundary(total)
     run.board.open(at=run.iterations_before(step) + done + 1)
-    run.board.config(dump_config(config))
     progress = Progress(
         run.board,
         title=f"step {step.index}/{len(run.steps) - 1}",
@@ -282,6 +304,7 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
         offset=run.iterations_before(step),
         batch_size=config.train.batch_size,
         quiet=not ranks.is_main,
+        boundary=phase.boundary(total),
     )
     started = saved = time.monotonic()
     for iteration in range(done + 1, total + 1):
@@ -289,7 +312,8 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
         schedule_iteration = phase.schedule_iteration(iteration, total)
         lr = set_learning_rate(optimizer, schedule_iteration, total, config.optim.power)
         phase.prepare(optimizer, iteration, total)
-        terms = accumulate_gradients(run, student, teacher, method, weights, scaler, batches)
+        evaluate_objective = objective_of(run, student, teacher, method, update, scaler, batches)
+        terms = update(model, evaluate_objective, weights, scaler.get_scale())
         scaler.unscale_(optimizer)
         # An overflow in fp16: the scaler is going to skip this update, and so does the method.
         if not scaler.is_enabled() or gradients_are_finite(model):
@@ -298,6 +322,10 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
         scaler.update()
         optimizer.zero_grad(set_to_none=True)
         guard.watch(iteration, terms)
+        if run.config.run.flatness and step.index > 0 and iteration in (boundary, total):
+            name, began = "end" if iteration == total else "boundary", time.monotonic()
+            measured[name] = measure_flatness(run, step, model, teacher, method, iteration)
+            started += time.monotonic() - began  # no cost of the method
 
         save_now = config.run.checkpoint_every > 0 and iteration % config.run.checkpoint_every == 0
         stopping = ranks.group is None and run.stop.requested
@@ -311,7 +339,10 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
             stop_if_not_finite(run, guard, loader)
             saved = time.monotonic()
             position = {"step": step.index, "iteration": iteration, "seconds": seconds + saved - started}
-            checkpoint.save_training(run.folder.resume_checkpoint, parts, ranks, **position)
+            checkpoint.save_training(
+                run.folder.resume_checkpoint, parts, ranks, **position, flatness=measured
+            )
+            run.board.flush()  # or the curves would have a gap before the place where a killed run goes on
         if stopping and iteration < total:
             where = f"step {step.index}, iteration {iteration} of {total}"
             raise StoppedBySignal(f"stopped at {where}: the same command goes on from here")
@@ -320,9 +351,10 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
     method.end_step(model)
     costs = {
         "seconds": seconds + time.monotonic() - started,
-        "images": len(loader.dataset),
+        "images": len(run.train_pictures[step.index]),
         "iterations": total,
-    }
+        "gradient_evaluations": total * update.evaluations,
+    } | ({"flatness": measured} if measured else {})
     save_step(run, step, model, method, costs)
     return model, {"costs": costs}
 
@@ -333,6 +365,8 @@ def begin_step(run: Run, step: Step) -> tuple[Segmenter, Segmenter | None, Metho
     torch.manual_seed(config.train.seed * 1000 + step.index)  # alike whoever trained the step before
     losses = "fused" if config.train.losses == "fused" else "plain"
     method = make_method(config.method.name, config.method.cross_entropy, config.method.options, losses)
+    if config.method.entropy:
+        penalise_confidence(method, config.method.entropy)
     teacher = None
     if step.index == 0:
         if config.method.also_observe:
@@ -350,14 +384,19 @@ def begin_step(run: Run, step: Step) -> tuple[Segmenter, Segmenter | None, Metho
         load_method_state(method, state["methods"], step)
         if method.needs_teacher:
             teacher = memory_format(run, model.frozen_copy())
+            teacher.returns_stages = method.needs_stages
         model.add_classes(step.num_new)
         method.init_classifier(model)
+        model.returns_stages = method.needs_stages
+    model.dropout = config.model.dropout
     model = memory_format(run, model).train()
     method.begin_step(model, step)
+    if run.ranks.rank:
+        torch.manual_seed(torch.initial_seed() + 2**32 * run.ranks.rank)  # every rank drops out on its own
     return model, teacher, method
 
 
-def step_loader(run: Run, step: Step, *, iterations: range, batch_of) -> DataLoader:
+def step_loader(run: Run, step: Step, *, iterations: range, batch_of: Callable[[int], int]) -> DataLoader:
     """The batches of the given iterations of a step."""
     config, ranks = run.config, run.ranks
     data = StepDataset(
@@ -380,41 +419,115 @@ def step_loader(run: Run, step: Step, *, iterations: range, batch_of) -> DataLoa
     )
 
 
-def accumulate_gradients(
+def objective_of(
     run: Run,
-    student: nn.Module,
+    student: Any,  # the model, wrapped where there are other ranks
     teacher: Segmenter | None,
     method: Method,
-    weights: Weights,
+    update: Update,
     scaler: torch.amp.GradScaler,
-    batches,
-) -> dict[str, Tensor]:
-    """Backward through learn * l_seg + keep * R over the micro-batches of one update; returns the mean of each term."""
+    batches: Iterator,
+) -> Evaluate:
+    """The objective on the pictures of one update, as the update rule evaluates it: the mean over the micro-batches."""
     ranks, num_parts, dtype = run.ranks, run.config.train.accumulate, AMP_DTYPES[run.config.train.amp]
-    terms: dict[str, Tensor] = {}
-    for part in range(num_parts):
-        images, labels = next(batches)
-        images, labels = to_device(run, images), labels.to(ranks.device, non_blocking=True).long()
-        more_to_come = ranks.group is not None and part + 1 < num_parts
-        with student.no_sync() if more_to_come else nullcontext():
-            with torch.autocast(ranks.device.type, dtype, enabled=dtype is not None):
-                output = student(images)
-                with torch.no_grad():
-                    target = teacher(images) if teacher is not None else None
-            segmentation = method.segmentation_loss(output.logits, labels)
-            retention = method.retention_losses(output, target) if target is not None else {}
-            loss = weights.learn * segmentation + weights.keep * sum(retention.values())
-            scaler.scale(loss / num_parts).backward()
-        for name, value in {"seg": segmentation, **retention}.items():
-            terms[name] = terms.get(name, 0.0) + value.detach() / num_parts
-    return terms
+    again = []  # the micro-batches, for rules that evaluate more than once; these also want the same dropout again
+    randomness = checkpoint.random_state(ranks.device) if update.evaluations > 1 else None
+
+    def micro_batches() -> Iterator[tuple[Tensor, Tensor, Output | None]]:
+        for _ in range(num_parts):
+            images, labels = next(batches)
+            images, labels = to_device(run, images), labels.to(ranks.device, non_blocking=True).long()
+            target = None
+            if teacher is not None:
+                with torch.no_grad(), torch.autocast(ranks.device.type, dtype, enabled=dtype is not None):
+                    target = teacher(images)
+                labels = method.targets(labels, target)
+            if update.evaluations > 1:
+                again.append((images, labels, target))
+            yield images, labels, target
+
+    def evaluate(weights: Weights, *, local: bool = False) -> dict[str, Tensor]:
+        terms: dict[str, Tensor] = {}
+        if randomness is not None:
+            checkpoint.set_random_state(randomness, ranks.device)
+        for part, (images, labels, target) in enumerate(list(again) or micro_batches()):
+            alone = ranks.group is not None and (local or part + 1 < num_parts)
+            with student.no_sync() if alone else nullcontext():
+                with torch.autocast(ranks.device.type, dtype, enabled=dtype is not None):
+                    output = student(images)
+                segmentation = method.segmentation_loss(output.logits, labels)
+                retention = method.retention_losses(output, target) if target is not None else {}
+                loss = weights.learn * segmentation + weights.keep * sum(retention.values())
+                scaler.scale(loss / num_parts).backward()
+            for name, value in {"seg": segmentation, **retention}.items():
+                terms[name] = terms.get(name, 0.0) + value.detach() / num_parts
+        return terms
+
+    return evaluate
+
+
+def teacher_outputs(run: Run, step: Step, teacher: Segmenter) -> Iterator[tuple[Tensor, Output]]:
+    """Labels and the teacher's outputs over the first epoch of a step."""
+    epoch = iterations_per_epoch(len(run.train_pictures[step.index]), run.config.train.batch_size, step.index)
+    loader = step_loader(run, step, iterations=range(1, epoch + 1), batch_of=lambda iteration: iteration)
+    for images, labels in tqdm(
+        loader, f"surveying step {step.index}", leave=False, disable=not run.ranks.is_main
+    ):
+        with torch.no_grad():
+            yield labels.to(run.ranks.device).long(), teacher(to_device(run, images))
+
+
+def measure_flatness(
+    run: Run, step: Step, model: Segmenter, teacher: Segmenter | None, method: Method, iteration: int
+) -> dict[str, float | None]:
+    """Squared gradient norm and largest Hessian eigenvalue of l_seg, norms in eval, on a few pictures of the step.
+
+    Without CPR's term, so that runs can be compared. Nothing that training uses is touched, the random numbers neither.
+    """
+    if not run.ranks.is_main:
+        return {}
+    from metrics import flatness  # late: scipy takes its time
+
+    config = run.config
+    network = config.model.architecture | {"norm": "abn"}  # twice differentiable, the same weights
+    with torch.random.fork_rng(devices=[]):  # the first weights, which are replaced at once
+        twin = build_segmenter(**network)
+        for classifier in model.classifiers:
+            twin.add_classes(classifier.out_channels)
+    twin.load_state_dict(model.state_dict())
+    twin = memory_format(run, twin.to(run.ranks.device)).eval()
+    judge = make_method(config.method.name, config.method.cross_entropy, config.method.options, "plain")
+    judge.begin_step(twin, step)
+    judge.load_state_dict(method.state_dict())
+    data = StepDataset(
+        [run.dataset.train[i] for i in run.train_pictures[step.index][: config.run.flatness]],
+        train_table(step, config.data.mode, config.data.void),
+        test_transform(config.data.crop),
+    )
+    images, labels = map(torch.stack, zip(*(data[0, i] for i in range(len(data))), strict=True))
+    images, labels = to_device(run, images), labels.to(run.ranks.device).long()
+    if teacher is not None:
+        with torch.no_grad():
+            labels = judge.targets(labels, teacher(images))
+
+    def loss(_: None) -> Tensor:
+        return judge.segmentation_loss(twin(images).logits, labels)
+
+    parameters = list(twin.parameters())
+    norm, _ = flatness.gradient_norms(loss, [None], parameters)
+    top = flatness.top_eigenvalues(loss, [None], parameters, 1, tolerance=0.01)
+    figures = {"squared_gradient_norm": norm, "top_eigenvalue": top[0] if top else None}
+    at = run.iterations_before(step) + iteration
+    run.board.scalars({f"flatness/{name}": value for name, value in figures.items()}, at)
+    return figures
 
 
 def evaluate(run: Run, step: Step, model: Segmenter) -> ConfusionMatrix:
     """Score the model on every test picture that shows a class seen so far."""
     config, ranks = run.config.data, run.ranks
+    positions = select_test(run.test_classes, step)
     data = StepDataset(
-        [run.dataset.test[i] for i in select_test(run.test_classes, step)],
+        [run.dataset.test[i] for i in positions],
         test_table(step, config.unseen, run.dataset.void_labels),
         test_transform(config.evaluate_size if config.evaluate == "crop" else None),
     )
@@ -427,23 +540,20 @@ def evaluate(run: Run, step: Step, model: Segmenter) -> ConfusionMatrix:
         pin=ranks.device.type == "cuda",
     )
     window = config.evaluate_size if config.evaluate == "slide" else None
-    at, shown = run.iterations_until(step), 0
     matrix = ConfusionMatrix(step.num_classes, ranks.device)
     model = memory_format(run, model).eval()
+
+    def guess(images: Tensor) -> Tensor:
+        scales, flip = config.evaluate_scales, config.evaluate_flip
+        return predict(model, to_device(run, images), window=window, scales=scales, flip=flip).argmax(dim=1)
+
     for images, labels in tqdm(loader, f"scoring step {step.index}", leave=False, disable=not ranks.is_main):
-        scores = predict(
-            model,
-            to_device(run, images),
-            window=window,
-            scales=config.evaluate_scales,
-            flip=config.evaluate_flip,
-        )
-        guess = scores.argmax(dim=1)
-        matrix.update(labels.to(ranks.device, non_blocking=True), guess)
-        for i in range(min(len(images), run.config.run.pictures - shown)):
-            picture = images[i].permute(1, 2, 0).numpy(), labels[i].numpy(), guess[i].cpu().numpy()
-            run.board.picture(shown, *picture, step.seen, at)
-            shown += 1
+        matrix.update(labels.to(ranks.device, non_blocking=True), guess(images))
+    for number, position in enumerate(pictures_to_show(run.test_classes, run.steps, run.config.run.pictures)):
+        if ranks.is_main and position in positions:
+            image, labels = data[0, positions.index(position)]
+            picture = image.permute(1, 2, 0).numpy(), labels.numpy(), guess(image[None])[0].cpu().numpy()
+            run.board.picture(number, *picture, step, run.iterations_until(step))
     matrix.sum_over_ranks()
     return matrix
 
@@ -498,6 +608,7 @@ def help_text() -> str:
     protocols = "\n".join(f"  {name}: {', '.join(PROTOCOLS[name])}" for name in PROTOCOLS)
     return (
         f"{__doc__}\nMethods (method.name): {', '.join(sorted(METHODS))}\nPhases (phase.name): {', '.join(PHASES)}\n"
+        f"Update rules (update.name): {', '.join(UPDATES)}\n"
         f"Bodies (model.body): {', '.join(BODIES)}\nProtocols (data.protocol), by data.dataset:\n{protocols}\n\n"
         f"Every key with its default:\n\n{BASE_CONFIG.read_text(encoding='utf-8')}"
     )
@@ -508,6 +619,7 @@ def run_name(config: Config) -> str:
         return config.run.name
     protocol = config.data.protocol if config.data.steps is None else "own-steps"
     phase = "" if config.phase.name == "descent" else f"-{config.phase.name}"
+    phase += "" if config.update.name == "plain" else f"-{config.update.name}"
     return f"{config.data.dataset}_{protocol}_{config.data.mode}_{config.method.name}{phase}_seed{config.train.seed}"
 
 
@@ -546,7 +658,7 @@ def adopt_start(config: Config, folder: RunFolder, results: dict) -> None:
             folder.write_results(results | {"steps": theirs["steps"][: step + 1]})
 
 
-def sync_group(run: Run):
+def sync_group(run: Run) -> torch.distributed.ProcessGroup | None:
     return run.ranks.group if run.config.model.sync else None
 
 
@@ -591,6 +703,12 @@ def load_method_state(method: Method, states: dict, step: Step) -> None:
     method.load_state_dict(states[method.name])
 
 
+def initial_rate(config: Config, step: Step) -> float:
+    if step.index == 0:
+        return config.optim.lr
+    return config.optim.lr_later * config.optim.lr_decay ** (step.index - 1)
+
+
 def set_learning_rate(optimizer: torch.optim.Optimizer, iteration: int, total: int, power: float) -> float:
     """The poly schedule, stepped per iteration; the first one runs at the full rate."""
     lr = optimizer.defaults["lr"] * (1 - (iteration - 1) / total) ** power
@@ -604,7 +722,7 @@ def gradients_are_finite(model: nn.Module) -> bool:
     return bool(torch.stack(norms).isfinite().all())
 
 
-def memory_format(run: Run, tensors):
+def memory_format(run: Run, tensors: Any) -> Any:
     """A module or a batch of pictures in the memory format of the run."""
     return tensors.to(memory_format=torch.channels_last) if run.config.train.channels_last else tensors
 
@@ -619,8 +737,10 @@ def stop_if_not_finite(run: Run, guard: FiniteGuard, loader: DataLoader) -> None
     try:
         guard.check()
     except NonFiniteLoss as error:
-        items = [item for part in loader.batch_sampler.micro_batches(error.iteration) for item in part]
-        names = ", ".join(loader.dataset.pictures[position].name for _, position in items)
+        batches: Any = loader.batch_sampler
+        data: Any = loader.dataset
+        items = [item for part in batches.micro_batches(error.iteration) for item in part]
+        names = ", ".join(data.pictures[position].name for _, position in items)
         error.args = (f"{error}\n  pictures: {names}\n  the last good state is kept in {run.folder.path}",)
         raise
 

@@ -4,16 +4,17 @@ from collections.abc import Callable, Mapping, Sequence
 
 from configs.messages import not_one_of, show
 
-RULES: list[tuple[tuple[str, ...], Callable[..., str | None]]] = []
+Rule = Callable[..., str | None]
+RULES: list[tuple[tuple[str, ...], Rule]] = []
 
 
-def rule(*keys: str):
+def rule(*keys: str) -> Callable[[Rule], Rule]:
     """The function gets the values of `keys` once each is valid by itself and returns what is wrong, or None.
 
     The problem is reported under the first key.
     """
 
-    def add(function: Callable[..., str | None]) -> Callable[..., str | None]:
+    def add(function: Rule) -> Rule:
         RULES.append((keys, function))
         return function
 
@@ -96,6 +97,7 @@ def _protocols(dataset: str) -> Mapping[str, Sequence]:
 def _step_exists(
     number: int | None, steps: Sequence | None, protocol: str | None, dataset: str
 ) -> str | None:
-    steps = steps or _protocols(dataset).get(protocol)
+    steps = steps or _protocols(dataset).get(protocol or "")
     if steps and number is not None and number >= len(steps):
         return f"{number} does not exist: the steps are 0 to {len(steps) - 1}"
+    return None

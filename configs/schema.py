@@ -129,6 +129,7 @@ class ModelConfig(Section):
     sync: bool
     head_channels: Size
     dilations: Dilations | None
+    dropout: Annotated[float, Field(ge=0, lt=1)]
     pretrained: Text | None
 
     @property
@@ -141,6 +142,7 @@ class MethodConfig(Section):
     name: Text
     strength: NonNegative | None
     cross_entropy: Literal["all", "valid"]
+    entropy: NonNegative
     options: Annotated[dict[str, Any], AfterValidator(_simple_values)]
     also_observe: Annotated[tuple[Text, ...], Strict(False)]
 
@@ -157,9 +159,18 @@ class PhaseConfig(Section):
     from_step: Count
 
 
+class UpdateConfig(Section):
+    name: Literal["plain", "sam", "gradient_penalty"]
+    rho: Positive
+    penalty: NonNegative
+    radius: Positive
+    from_step: Count
+
+
 class OptimConfig(Section):
     lr: Positive
     lr_later: Positive
+    lr_decay: Annotated[float, Field(gt=0, le=1)]
     momentum: Annotated[float, Field(ge=0, lt=1)]
     nesterov: bool
     weight_decay: NonNegative
@@ -189,6 +200,7 @@ class RunConfig(Section):
     name: Annotated[Text, AfterValidator(_folder_name)] | None
     log_every: Size
     pictures: Count
+    flatness: Count
     checkpoint_every: Count
     checkpoint_minutes: NonNegative
     force: bool
@@ -199,6 +211,7 @@ class Config(Section):
     model: ModelConfig
     method: MethodConfig
     phase: PhaseConfig
+    update: UpdateConfig
     optim: OptimConfig
     train: TrainConfig
     run: RunConfig
@@ -258,6 +271,12 @@ def load_config(
 def dump_config(config: Config) -> str:
     """YAML that `load_config` reads back to an equal Config."""
     return yaml_core.dump(_plain(config.model_dump()))
+
+
+def with_defaults(tree: Mapping[str, Mapping]) -> dict[str, dict]:
+    """A resolved config with the defaults of the keys that it lacks because it is older than they are."""
+    defaults = Layers().tree
+    return {section: {**keys, **tree.get(section, {})} for section, keys in defaults.items()}
 
 
 def config_differences(old: Mapping, new: Mapping, free: tuple[str, ...] = ()) -> list[str]:

@@ -24,16 +24,16 @@ _SCALARS = (  # tag, pattern, possible first characters; the first match wins
 
 
 class _Loader(yaml.SafeLoader):
-    yaml_implicit_resolvers = {}
-    yaml_constructors = {}
+    yaml_implicit_resolvers: dict[str, Any] = {}
+    yaml_constructors: dict[str, Any] = {}
 
-    def compose_node(self, parent, index):
+    def compose_node(self, parent: Any, index: Any) -> Any:
         if self.check_event(yaml.AliasEvent):
             where = self.peek_event().start_mark
             raise yaml.composer.ComposerError(None, None, "aliases (*name) are not supported", where)
         return super().compose_node(parent, index)
 
-    def construct_mapping(self, node, deep=False):
+    def construct_mapping(self, node: yaml.Node, deep: bool = False) -> dict[str, Any]:
         if not isinstance(node, yaml.MappingNode):
             raise _error("expected a mapping", node)
         result: dict[str, Any] = {}
@@ -50,7 +50,7 @@ class _Loader(yaml.SafeLoader):
 class _Dumper(yaml.SafeDumper):
     """Quotes text that YAML 1.1 or 1.2 would read as something else, so that other tools agree about `off`."""
 
-    def ignore_aliases(self, data):
+    def ignore_aliases(self, data: Any) -> bool:
         return True
 
 

@@ -131,13 +131,14 @@ def read_list(
         return [], [str(error)]
     for number, line in enumerate(lines, start=1):
         where = f"{list_file}, line {number}"
-        entries = [_below(absolute, entry) for entry in line.split()]
-        if len(entries) not in (1, 2):
+        given = line.split()
+        entries = [path for entry in given if (path := _below(absolute, entry)) is not None]
+        if len(given) not in (1, 2):
             problems.append(
                 f"{where}: write one name, or a picture and its mask, without blanks in them: {line!r}"
             )
             continue
-        if None in entries:
+        if len(entries) < len(given):
             problems.append(f"{where}: {line!r} leaves the data root; write paths below {base}")
             continue
         if len(entries) == 1:
@@ -149,7 +150,7 @@ def read_list(
             # JPEGImages/x.jpg and the name x are the same picture
             name = _without_suffix(entries[0]).split("/", maxsplit=1)[-1]
             image, mask = (listing.find([str(base)], entry, [""]) for entry in entries)
-            wanted = tuple(str(base / entry) for entry in entries)
+            wanted = str(base / entries[0]), str(base / entries[1])
         if image is None or mask is None:
             missing = [
                 f"its {kind} ({place})"

@@ -82,7 +82,7 @@ def test_table(step: Step, unseen: str, void_labels: frozenset[int] = frozenset(
     return table
 
 
-test_table.__test__ = False  # pytest takes the name for a test
+test_table.__test__ = False  # type: ignore[attr-defined]  # pytest takes the name for a test
 
 
 def relabel(mask: np.ndarray, table: np.ndarray) -> np.ndarray:

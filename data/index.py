@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -60,7 +60,7 @@ def build_index(
     return index
 
 
-def _digest(lines) -> str:
+def _digest(lines: Iterable[str]) -> str:
     return hashlib.blake2b("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
 

@@ -54,7 +54,7 @@ class CentralSquare:
 
     def __call__(self, image: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         image = resize(image, [self.size])
-        labels = resize_labels(labels, image.shape[-2:])
+        labels = resize_labels(labels, list(image.shape[-2:]))
         return tuple(v2.functional.center_crop(part, [self.size, self.size]) for part in (image, labels))
 
 

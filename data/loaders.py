@@ -27,6 +27,17 @@ def iterations_per_epoch(num_pictures: int, batch_size: int, step: int | None = 
     return iterations
 
 
+def micro_batch_size(batch_size: int, world: int, accumulate: int) -> int:
+    """Pictures that a rank sees at once."""
+    size, rest = divmod(batch_size, world * accumulate)
+    if rest:
+        raise DataError(
+            f"train.batch_size {batch_size} is the total over ranks: it cannot be cut into {world} ranks x "
+            f"train.accumulate {accumulate}; make it a multiple of {world * accumulate}"
+        )
+    return size
+
+
 class _TrainBatches:
     """The micro-batches of one rank, in order."""
 
@@ -34,6 +45,7 @@ class _TrainBatches:
         self.count, self.batch_size, self.accumulate = count, batch_size, accumulate
         self.iterations, self.batch_of, self.seed = list(iterations), batch_of, seed
         self.rank, self.world = rank, world
+        self.part = micro_batch_size(batch_size, world, accumulate)
         self.epoch, self.order = None, []  # the permutation in use
 
     def __len__(self) -> int:
@@ -48,12 +60,11 @@ class _TrainBatches:
         epoch, batch = divmod(self.batch_of(iteration) - 1, iterations_per_epoch(self.count, self.batch_size))
         if epoch != self.epoch:
             self.epoch, self.order = epoch, _permutation(self.count, self.seed, epoch)
-        part = self.batch_size // (self.world * self.accumulate)
         starts = [
-            batch * self.batch_size + (micro * self.world + self.rank) * part
+            batch * self.batch_size + (micro * self.world + self.rank) * self.part
             for micro in range(self.accumulate)
         ]
-        return [[(epoch, position) for position in self.order[start : start + part]] for start in starts]
+        return [[(epoch, position) for position in self.order[start : start + self.part]] for start in starts]
 
 
 def _permutation(count: int, seed: int, epoch: int) -> list[int]:
@@ -84,11 +95,6 @@ def train_loader(
     Iteration t uses the global batch number batch_of(t), also counted from 1; an epoch is a permutation of the
     pictures. The global batch of `batch_size` pictures is cut into equal contiguous parts, one per rank and micro-batch.
     """
-    if batch_size % (world * accumulate):
-        raise ValueError(
-            f"train.batch_size={batch_size} cannot be cut into {world} processes x {accumulate} micro-batches; "
-            f"make it a multiple of {world * accumulate}"
-        )
     iterations_per_epoch(len(dataset), batch_size)  # complains here rather than at the first batch
     batches = _TrainBatches(len(dataset), batch_size, accumulate, iterations, batch_of, seed, rank, world)
     return _loader(dataset, batches, workers, pin)
@@ -119,7 +125,7 @@ def test_loader(
     return _loader(dataset, batches, workers, pin)
 
 
-test_loader.__test__ = False  # pytest takes the name for a test
+test_loader.__test__ = False  # type: ignore[attr-defined]  # pytest takes the name for a test
 
 
 def _loader(dataset: StepDataset, batches: Iterable[Items], workers: int, pin: bool) -> DataLoader:

@@ -121,14 +121,14 @@ def _class_id(entry: int | str, class_names: Sequence[str] | None, index: int) -
     return entry
 
 
-def protocol_steps(dataset: str, protocol: str) -> list[Step]:
+def protocol_steps(dataset: str, protocol: str | None) -> list[Step]:
     """The steps of a named protocol, for example protocol_steps("voc", "15-1")."""
     if dataset not in PROTOCOLS:
         raise DataError(
             f"data set {dataset!r} has no named protocols (those with: {', '.join(PROTOCOLS)}); "
             "list the classes of each step yourself"
         )
-    if protocol not in PROTOCOLS[dataset]:
+    if protocol is None or protocol not in PROTOCOLS[dataset]:
         raise DataError(
             f"no protocol {protocol!r} for {dataset}; choose from {', '.join(PROTOCOLS[dataset])}"
         )

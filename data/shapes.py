@@ -102,8 +102,8 @@ def draw(main: int, size: int, rng: np.random.Generator) -> tuple[np.ndarray, np
     labels = np.full((size, size), BACKGROUND, np.uint8)
     placed: list[tuple[float, float, float]] = []
     for k in choose_classes(main, rng):
-        *centre, radius = _place(placed, size, rng)
-        placed.append((*centre, radius))
+        placed.append(_place(placed, size, rng))
+        *centre, radius = placed[-1]
         shape, texture = class_parts(k)
         x, y = _turned(centre, rng.uniform(-TILT, TILT), size)
         distance = SHAPES[shape](x / radius, y / radius) * radius

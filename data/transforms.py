@@ -33,7 +33,7 @@ def test_transform(size: int | None) -> JointTransform | None:
     return joint.CentralSquare(size)
 
 
-test_transform.__test__ = False  # pytest takes the name for a test
+test_transform.__test__ = False  # type: ignore[attr-defined]  # pytest takes the name for a test
 
 
 def normalise(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -14,6 +14,8 @@ from methods.base import (
     published_strength,
     register,
 )
+from methods.cpr import penalise_confidence
+from methods.update import UPDATES, Evaluate, Update, make_update
 
 for _module in pkgutil.iter_modules(__path__):
     importlib.import_module(f"{__name__}.{_module.name}")
@@ -21,14 +23,19 @@ for _module in pkgutil.iter_modules(__path__):
 __all__ = [
     "METHODS",
     "PHASES",
+    "UPDATES",
     "AlterSGD",
     "Consolidate",
     "Descent",
+    "Evaluate",
     "Method",
+    "Update",
     "Weights",
     "WithObservers",
     "make_method",
     "make_phase",
+    "make_update",
+    "penalise_confidence",
     "published_strength",
     "register",
 ]

@@ -83,7 +83,7 @@ PHASES = {"descent": Descent, "altersgd": AlterSGD, "consolidate": Consolidate}
 def make_phase(
     name: str,
     *,
-    strength: float,
+    strength: float | None,
     step: int,
     from_step: int = 1,
     p: float = 25 / 30,
@@ -94,6 +94,7 @@ def make_phase(
     """The phase of incremental step `step`; lambda_a and lambda_b are the method's `strength` unless given."""
     if name not in PHASES:
         raise ValueError(f"phase.name: {name!r} is not one of {', '.join(PHASES)}")
+    assert strength is not None, "train.read_config fills in the published one"
     if name == "descent" or step < from_step:
         return Descent(strength)
     lambda_a = strength if lambda_a is None else lambda_a

@@ -9,23 +9,25 @@ knows neither:
 So every method runs under every phase, resuming needs no phase state, and all ranks agree.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
+from data.protocols import Step
 from methods import fused, losses
 
+MethodClass = TypeVar("MethodClass", bound=type["Method"])
 METHODS: dict[str, type["Method"]] = {}
 LOSSES = {"plain": losses, "fused": fused}  # the same functions twice
 
 
-def register(name: str):
+def register(name: str) -> Callable[[MethodClass], MethodClass]:
     """Class decorator: make a method selectable as `method.name=<name>`."""
 
-    def add(cls: type["Method"]) -> type["Method"]:
+    def add(cls: MethodClass) -> MethodClass:
         if name in METHODS and METHODS[name].__qualname__ != cls.__qualname__:
             raise ValueError(f"two methods are registered as {name!r}: {METHODS[name]} and {cls}")
         cls.name = name
@@ -52,6 +54,7 @@ class Method:
 
     name: str
     needs_teacher = False
+    needs_stages = False  # the outputs' `stages`: what the parts of the network give
     # Step 0 is trained alike by all methods with plain cross-entropy there, so one model can serve them all.
     shares_first_step = True
     losses = losses  # or methods.fused
@@ -72,18 +75,33 @@ class Method:
             setattr(self, option, value)
         self.num_old = 1
 
-    def begin_step(self, model: nn.Module, step) -> None:
+    def begin_step(self, model: nn.Module, step: Step) -> None:
         """Called with the model as the step starts from it: classes added, classifier initialised."""
         self.num_old = step.num_old
 
     def init_classifier(self, model: nn.Module) -> None:
         """Called right after the step's classes were added (not at step 0)."""
 
+    @property
+    def surveys(self) -> bool:
+        return type(self).survey is not Method.survey
+
+    def survey(self, pictures: Iterable[tuple[Tensor, Any]]) -> None:
+        """Called before the first iteration of a step from step 1 on, if overridden: one epoch of (labels, teacher's output).
+
+        What it finds belongs into `state_dict`: a resumed step does not look again. Under several ranks each sees its own
+        pictures.
+        """
+
+    def targets(self, labels: Tensor, teacher: Any) -> Tensor:
+        """The labels that l_seg is given, from step 1 on if `needs_teacher`: a method may rewrite them."""
+        return labels
+
     def segmentation_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """l_seg: the only term that a phase may flip."""
         return self.losses.cross_entropy(logits, labels, self.mean_over)
 
-    def retention_losses(self, student, teacher) -> dict[str, Tensor]:
+    def retention_losses(self, student: Any, teacher: Any) -> dict[str, Tensor]:
         """R as named terms, never flipped. Called from step 1 on, with the outputs of both models, if `needs_teacher`."""
         return {}
 
@@ -140,10 +158,10 @@ class WithObservers(Method):
         return {name: s for method in (self.method, *self.observers) for name, s in method.handover().items()}
 
 
-def published_strength(name: str, protocol: str) -> float:
+def published_strength(name: str, protocol: str | None) -> float:
     strength = METHODS[name].strength
     if isinstance(strength, dict):
-        strength = strength.get(protocol, strength["default"])
+        strength = strength.get(protocol or "default", strength["default"])
     return float(strength)
 
 

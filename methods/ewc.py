@@ -13,6 +13,8 @@ class EWC(ImportanceMethod):
     strength = 500.0
     options = {"decay": 0.9}
     statistics = ("fisher",)
+    decay: float
+    fisher: Tensors
 
     def begin_step(self, model, step) -> None:
         super().begin_step(model, step)

@@ -7,13 +7,21 @@ the cache; each exponential is taken once, in what will become the gradient of t
 Hence one backward pass and no second derivative: whoever needs more takes `train.losses=plain`.
 """
 
+from typing import Any
+
 import torch
 from torch import Tensor
 from torch.autograd import Function
 
 from data.protocols import IGNORE_INDEX
 from methods import losses
-from methods.losses import binary_cross_entropy, binary_distillation, feature_distillation, num_pixels
+from methods.losses import (
+    binary_cross_entropy,
+    binary_distillation,
+    feature_distillation,
+    local_pod,
+    num_pixels,
+)
 
 __all__ = [
     "binary_cross_entropy",
@@ -21,13 +29,21 @@ __all__ = [
     "cross_entropy",
     "distillation",
     "feature_distillation",
+    "local_pod",
     "unbiased_cross_entropy",
     "unbiased_distillation",
+    "weighted_cross_entropy",
 ]
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, mean_over: str = "all") -> Tensor:
     return _CrossEntropy.apply(logits, labels) / num_pixels(labels, mean_over)
+
+
+def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor, mean_over: str = "all") -> Tensor:
+    pictures = zip(logits.split(1), labels.split(1), strict=True)
+    totals = torch.stack([_CrossEntropy.apply(z, y) for z, y in pictures])
+    return (totals * weights).sum() / num_pixels(labels, mean_over)
 
 
 def unbiased_cross_entropy(logits: Tensor, labels: Tensor, num_old: int, mean_over: str = "all") -> Tensor:
@@ -59,16 +75,17 @@ def sum_up(logits: Tensor, num_old: int) -> Tensor:
     It stays with the logits, for the next loss that asks.
     """
     key = num_old, logits._version, logits.requires_grad and torch.is_grad_enabled()
-    known, few = getattr(logits, "_summed_up", (None, None))
+    holder: Any = logits
+    known, few = getattr(holder, "_summed_up", (None, holder))
     if known != key or (few.requires_grad and few.grad_fn.gradient is None):  # its backward pass is over
         few = _SumUp.apply(logits, num_old)
-        logits._summed_up = key, few
+        holder._summed_up = key, few
     return few
 
 
 class _SumUp(Function):
     @staticmethod
-    def forward(ctx, logits: Tensor, num_old: int) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, num_old: int) -> Tensor:
         gradient = torch.empty_like(logits)
         few = logits.new_empty(len(logits), 2 + logits.shape[1] - num_old, *logits.shape[2:])
         scale = torch.empty_like(few[:, 0])
@@ -81,7 +98,7 @@ class _SumUp(Function):
         return few
 
     @staticmethod
-    def backward(ctx, g: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         gradient, num_old = _take_gradient(ctx), ctx.num_old
         for d, share, s in zip(gradient, g, ctx.scale, strict=True):
             d[0] = share[1]
@@ -94,7 +111,7 @@ class _Match(Function):
     """sum_{1 <= c < num_old} q_c z_c per pixel, and q_0."""
 
     @staticmethod
-    def forward(ctx, student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
+    def forward(ctx: Any, student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
         num_old = teacher.shape[1]
         gradient = torch.empty_like(student)
         match, q_background, scale = (torch.empty_like(student[:, 0]) for _ in range(3))
@@ -108,7 +125,7 @@ class _Match(Function):
         return match, q_background
 
     @staticmethod
-    def backward(ctx, g: Tensor, _: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Tensor, None]:
         gradient = _take_gradient(ctx)
         for d, share, s in zip(gradient, g, ctx.scale, strict=True):
             d[0] = 0
@@ -121,7 +138,7 @@ class _CrossEntropy(Function):
     """Sum over valid pixels of -log p_y."""
 
     @staticmethod
-    def forward(ctx, logits: Tensor, labels: Tensor) -> Tensor:
+    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
         gradient = torch.empty_like(logits)
         total = logits.new_zeros(())
         for d, z, y in zip(gradient, logits, labels, strict=True):
@@ -135,7 +152,7 @@ class _CrossEntropy(Function):
         return total
 
     @staticmethod
-    def backward(ctx, g: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
         return _take_gradient(ctx).mul_(g), None
 
 
@@ -149,7 +166,7 @@ def _exponentials(z: Tensor, out: Tensor, log_sum: Tensor | None = None) -> Tens
     return total
 
 
-def _take_gradient(ctx) -> Tensor:
+def _take_gradient(ctx: Any) -> Tensor:
     if torch.is_grad_enabled():  # create_graph=True: the second derivative would silently lack these terms
         raise RuntimeError("the fused losses cannot be differentiated twice: set train.losses=plain")
     if ctx.gradient is None:

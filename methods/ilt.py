@@ -13,6 +13,7 @@ class ILT(Method):
     needs_teacher = True
     strength = 100.0
     options = {"feature_ratio": 1.0}
+    feature_ratio: float
 
     def retention_losses(self, student, teacher) -> dict[str, Tensor]:
         return {

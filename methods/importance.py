@@ -48,11 +48,12 @@ class ImportanceMethod(Method):
     def after_backward(self, model: nn.Module, weights: Weights) -> dict[str, Tensor]:
         parameters = trainable(model)
         if weights.learn != 0:
-            self.observe(parameters, {name: p.grad for name, p in parameters.items()}, weights.learn)
+            gradients = {name: gradient(p) for name, p in parameters.items()}
+            self.observe(parameters, gradients, weights.learn)
         if not self.anchor:
             return {}
         moved, pull, value = self._pull(parameters)
-        torch._foreach_add_([parameters[name].grad for name in moved], pull, alpha=2 * weights.keep)
+        torch._foreach_add_([gradient(parameters[name]) for name in moved], pull, alpha=2 * weights.keep)
         return {"penalty": value}
 
     @torch.no_grad()
@@ -68,7 +69,7 @@ class ImportanceMethod(Method):
         value = torch.stack(
             [torch.dot(a.flatten(), b.flatten()) for a, b in zip(pull, distance, strict=True)]
         ).sum()
-        return names, pull, value
+        return names, list(pull), value
 
     def state_dict(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("omega", "anchor", *self.statistics)}
@@ -86,6 +87,11 @@ class ImportanceMethod(Method):
 
 def trainable(model: nn.Module) -> Tensors:
     return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def gradient(parameter: Tensor) -> Tensor:
+    assert parameter.grad is not None, "every parameter takes part in every loss"
+    return parameter.grad
 
 
 def snapshot(tensors: Tensors) -> Tensors:
@@ -107,6 +113,17 @@ def extend(statistic: Tensors, parameters: Tensors, value: float) -> None:
 def aligned(tensors: Tensors, like: Tensors) -> list[Tensor]:
     """The tensors in the order of `like`, for the foreach kernels."""
     return [tensors[name] for name in like]
+
+
+def move_since(previous: Tensors, parameters: Tensors) -> list[Tensor] | None:
+    """theta_before - theta since the last look, which is now; None at the first look."""
+    if not previous:
+        previous |= snapshot(parameters)
+        return None
+    now, before = list(parameters.values()), aligned(previous, parameters)
+    move = torch._foreach_sub(before, now)
+    torch._foreach_copy_(before, now)
+    return list(move)
 
 
 def update_fisher(fisher: Tensors, gradients: Tensors, decay: float) -> None:

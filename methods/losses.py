@@ -5,6 +5,8 @@ Shapes: `logits` and `student` are (B, C, H, W) with C = C_old + C_new, backgrou
 builds a probability tensor over all C classes.
 """
 
+from collections.abc import Sequence
+
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -17,6 +19,12 @@ def cross_entropy(logits: Tensor, labels: Tensor, mean_over: str = "all") -> Ten
     """-log p_y, averaged over all pixels (MiB's code: void counts in the denominator) or over the valid ones."""
     total = F.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum")
     return total / num_pixels(labels, mean_over)
+
+
+def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor, mean_over: str = "all") -> Tensor:
+    """-log p_y times the weight of its picture (`weights` is (B,)), averaged as cross_entropy."""
+    per_pixel = F.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="none")
+    return (per_pixel.sum(dim=(1, 2)) * weights).sum() / num_pixels(labels, mean_over)
 
 
 def unbiased_cross_entropy(logits: Tensor, labels: Tensor, num_old: int, mean_over: str = "all") -> Tensor:
@@ -72,6 +80,26 @@ def feature_distillation(student: Tensor, teacher: Tensor) -> Tensor:
     """ILT: mean squared difference of the body's features, in single precision at least."""
     dtype = torch.promote_types(student.dtype, torch.float32)
     return F.mse_loss(student.to(dtype), teacher.to(dtype))
+
+
+def local_pod(student: Tensor, teacher: Tensor, scales: Sequence[int] = (1, 2, 4)) -> Tensor:
+    """PLOP: the distance between the embeddings of two maps of equal shape, averaged over pictures.
+
+    The embedding of a map: its squares are cut into s x s windows of equal size for each scale s (a remainder at the right and
+    at the bottom is left out), and each window gives its mean over the width and its mean over the height. A scale that
+    is finer than the map is left out.
+    """
+    dtype = torch.promote_types(student.dtype, torch.float32)
+    squares = student.to(dtype).square() - teacher.to(dtype).square()  # embedding is linear from here on
+    height, width = squares.shape[2:]
+    parts = []
+    for s in scales:
+        rows, columns = height // s, width // s  # of a window
+        if rows and columns:
+            cut = squares[:, :, : s * rows, : s * columns]
+            windows = cut.unflatten(3, (s, columns)).unflatten(2, (s, rows))
+            parts += [windows.mean(dim=5).flatten(1), windows.mean(dim=3).flatten(1)]
+    return torch.linalg.vector_norm(torch.cat(parts, dim=1), dim=1).mean()
 
 
 def num_pixels(labels: Tensor, mean_over: str) -> Tensor | int:

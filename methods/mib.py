@@ -5,7 +5,9 @@ The background of a step hides old classes, and the teacher's background hides t
 teacher called background (Eq. 10). Published strength: 10, but 100 on VOC 15-1.
 """
 
-from torch import Tensor, nn
+from typing import Any
+
+from torch import Tensor
 
 from methods.base import Method, register
 
@@ -15,7 +17,7 @@ class MiB(Method):
     needs_teacher = True
     strength = {"default": 10.0, "15-1": 100.0}
 
-    def init_classifier(self, model: nn.Module) -> None:
+    def init_classifier(self, model: Any) -> None:
         model.init_new_from_background()
 
     def segmentation_loss(self, logits: Tensor, labels: Tensor) -> Tensor:

@@ -9,13 +9,26 @@ As in the reference, g is read where the move ends, not where it began.
 import torch
 
 from methods.base import register
-from methods.importance import ImportanceMethod, Tensors, aligned, extend, min_max, snapshot, trainable
+from methods.importance import (
+    ImportanceMethod,
+    Tensors,
+    aligned,
+    extend,
+    min_max,
+    move_since,
+    snapshot,
+    trainable,
+)
 
 
 @register("pi")
 class PathIntegral(ImportanceMethod):
     strength = 500.0
     statistics = ("score", "delta", "start", "previous")
+    score: Tensors
+    delta: Tensors
+    start: Tensors
+    previous: Tensors
 
     def begin_step(self, model, step) -> None:
         super().begin_step(model, step)
@@ -24,16 +37,13 @@ class PathIntegral(ImportanceMethod):
         extend(self.delta, self.start, 0.0)
 
     def observe(self, parameters: Tensors, gradients: Tensors, sign: float) -> None:
-        if not self.previous:
-            self.previous = snapshot(parameters)
+        move = move_since(self.previous, parameters)
+        if move is None:
             return
-        now, before = list(parameters.values()), aligned(self.previous, parameters)
-        move = torch._foreach_sub(before, now)
         # Dividing by the sign turns the gradient of an ascent back into the gradient of l_seg.
         torch._foreach_addcmul_(
             aligned(self.delta, parameters), list(gradients.values()), move, value=1 / sign
         )
-        torch._foreach_copy_(before, now)
 
     def importance(self, parameters: Tensors) -> Tensors:
         for name, p in parameters.items():

@@ -14,7 +14,7 @@ from methods.importance import (
     aligned,
     extend,
     min_max,
-    snapshot,
+    move_since,
     trainable,
     update_fisher,
 )
@@ -25,6 +25,13 @@ class RiemannianWalk(ImportanceMethod):
     strength = 100.0
     options = {"decay": 0.9, "every": 10}
     statistics = ("fisher", "score", "path", "previous", "clock")
+    decay: float
+    every: int
+    fisher: Tensors
+    score: Tensors
+    path: Tensors
+    previous: Tensors
+    clock: dict[str, int]
 
     def begin_step(self, model, step) -> None:
         super().begin_step(model, step)
@@ -40,11 +47,9 @@ class RiemannianWalk(ImportanceMethod):
         update_fisher(self.fisher, gradients, self.decay)
 
     def _walk(self, parameters: Tensors, gradients: Tensors, sign: float) -> None:
-        if not self.previous:
-            self.previous = snapshot(parameters)
+        move = move_since(self.previous, parameters)
+        if move is None:
             return
-        now, before = list(parameters.values()), aligned(self.previous, parameters)
-        move = torch._foreach_sub(before, now)
         distance = torch._foreach_mul(move, move)
         torch._foreach_mul_(distance, aligned(self.fisher, parameters))
         torch._foreach_mul_(distance, 0.5)
@@ -53,7 +58,6 @@ class RiemannianWalk(ImportanceMethod):
         torch._foreach_addcmul_(
             aligned(self.path, parameters), list(gradients.values()), move, value=1 / sign
         )
-        torch._foreach_copy_(before, now)
 
     def importance(self, parameters: Tensors) -> Tensors:
         for name, path in self.path.items():

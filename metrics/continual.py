@@ -30,7 +30,7 @@ def forgetting(history: Sequence[IoU]) -> IoU:
     now, earlier = history[-1], history[:-1]
     lost: IoU = {}
     for c, value in now.items():
-        best = max((h[c] for h in earlier if h.get(c) is not None), default=None)
+        best = max((before for h in earlier if (before := h.get(c)) is not None), default=None)
         if best is not None and value is not None:
             lost[c] = best - value
     return lost

@@ -61,7 +61,7 @@ def gradient_norms(loss: Loss, batches: Sequence, parameters: Sequence[Tensor]) 
 
     A pair of Theorem 1 on one batch moves against the gradient of that batch's ||g_B||^2: on average, of the second.
     """
-    total = squares = 0.0
+    total, squares = torch.zeros(()), 0.0
     for gradient in gradients(loss, batches, parameters):
         total = total + gradient
         squares += gradient.norm().item() ** 2
@@ -140,7 +140,7 @@ def sharpness(
     with restored(parameters) as centre:
         reach = [epsilon * (c.abs() + 1) for c in centre]
         for _ in tqdm(range(steps), "sharpness", unit="step", leave=False, disable=None):
-            ascent = split_like(sum(gradients(loss, batches, parameters)), parameters)
+            ascent = split_like(sum(gradients(loss, batches, parameters), torch.zeros(())), parameters)
             with torch.no_grad():
                 for p, c, r, g in zip(parameters, centre, reach, ascent, strict=True):
                     p.copy_((p + 2 / steps * r * g.sign()).clamp(c - r, c + r))

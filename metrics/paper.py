@@ -7,13 +7,13 @@ foreground classes.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any
 
 # ------------------------------------------------------------------------------------------------------- what is printed
 
-SETTING = {
+SETTING: dict[str, dict[str, Any]] = {
     "data": {"dataset": "voc", "protocol": "15-1", "mode": "disjoint"},
     "model": {"body": "resnet101"},
     "optim": {"lr": 0.01, "lr_later": 0.001},
@@ -54,7 +54,7 @@ MEANS = {
 CONTRADICTORY = ("LwF", "LwF-MC")  # their printed means do not follow from their printed classes
 
 # Table 3: lambda -> the means of GROUPS.
-TABLE_3 = {
+TABLE_3: dict[float, dict[str, tuple[float, ...]]] = {
     1:    {"MiB": (30.9, 11.4, 26.1), "AlterSGD": (36.1, 11.8, 30.0)},
     10:   {"MiB": (36.3, 13.9, 30.7), "AlterSGD": (48.9, 13.7, 40.1)},
     100:  {"MiB": (42.4, 12.6, 34.9), "AlterSGD": (52.7, 12.9, 42.7)},
@@ -63,7 +63,7 @@ TABLE_3 = {
 LAMBDAS = tuple(TABLE_3)
 
 # Table 4: group -> lambda_b (of ascents) -> one figure for each lambda_a (of descents) in LAMBDAS.
-TABLE_4 = {
+TABLE_4: dict[str, dict[float, tuple[float, ...]]] = {
     "1-15": {
         1: (36.1, 45.2, 55.1, 18.4), 10: (46.7, 48.9, 55.0, 17.7),
         100: (46.2, 53.2, 52.7, 17.2), 1000: (42.3, 51.1, 49.0, 19.5),
@@ -80,7 +80,7 @@ TABLE_4 = {
 
 # The figure over p, as far as the text gives its points: p -> the means of GROUPS. At p = 1 nothing alternates: MiB.
 ALMOST_ZERO = "≈ 0"
-FIGURE_P = {
+FIGURE_P: dict[Fraction, tuple[float | str | None, ...]] = {
     Fraction(5, 30): (ALMOST_ZERO, ALMOST_ZERO, ALMOST_ZERO),
     Fraction(10, 30): (ALMOST_ZERO, ALMOST_ZERO, ALMOST_ZERO),
     Fraction(15, 30): (14.1, ALMOST_ZERO, None),
@@ -112,6 +112,7 @@ METHODS = {
     "MiB": ("mib", 10.0),
 }
 MIB_STRENGTH_15_1 = 100.0
+OTHERS = {"PLOP": ("plop", 0.01)}  # not in the paper
 PHASES = {"altersgd": "AlterSGD", "consolidate": "Consolidate"}
 
 
@@ -130,12 +131,40 @@ class Setting:
     changes: tuple[
         tuple[str, Any], ...
     ] = ()  # of CHOICES and of the method's own options, where not the default
+    beside: tuple[str, ...] = ()  # what else looks for flat minima: "SAM 0.05"
 
 
 def setting_of(config: Mapping[str, Any]) -> Setting:
+    return replace(_setting_of(config), beside=_beside(config))
+
+
+def _beside(config: Mapping[str, Any]) -> tuple[str, ...]:
+    update, optim, names = config["update"], config["optim"], []
+    if update["name"] == "sam":
+        names.append(f"SAM {update['rho']:g}")
+    if update["name"] == "gradient_penalty":
+        names.append(f"gradient penalty {update['penalty']:g}")
+    if update["name"] != "plain" and update["from_step"] != 1:
+        names[-1] += f" from step {update['from_step']}"
+    if config["method"]["entropy"]:
+        names.append(f"CPR {config['method']['entropy']:g}")
+    if is_stable_sgd(config):
+        pieces = f"dropout {config['model']['dropout']:g}, rate x {optim['lr_decay']:g}, batch {config['train']['batch_size']}"
+        names.append(f"Stable SGD ({pieces})")
+    return tuple(names)
+
+
+def is_stable_sgd(config: Mapping[str, Any]) -> bool:
+    """Its small batch alone is another recipe, not Stable SGD."""
+    return config["model"]["dropout"] > 0 or config["optim"]["lr_decay"] < 1
+
+
+def _setting_of(config: Mapping[str, Any]) -> Setting:
     method, phase = config["method"], config["phase"]
     name, strength = method["name"], float(method["strength"] or 0.0)
-    changes = tuple((option, str(value)) for option, value in sorted(method["options"].items()))
+    changes: tuple[tuple[str, Any], ...] = tuple(
+        (option, str(value)) for option, value in sorted(method["options"].items())
+    )
     if _is_offline(config):
         if name == "ft" and phase["name"] == "descent":
             return Setting("joint", changes=changes)
@@ -193,12 +222,14 @@ def alternating(
 def label(setting: Setting, protocol: str | None) -> str:
     """How a setting is called in tables: "MiB", "AlterSGD, momentum reset", "LwF + AlterSGD"."""
     settings = rows(protocol)
+    if setting.beside:
+        return " + ".join([label(replace(setting, beside=()), protocol), *setting.beside])
     row = next((row for row, s in settings.items() if s == setting), None)
     if row is not None:
         return row
-    names = {name: row for row, (name, _) in METHODS.items()} | {"joint": "Joint"}
+    names = {name: row for row, (name, _) in (METHODS | OTHERS).items()} | {"joint": "Joint"}
     name = names.get(setting.method, setting.method)
-    published = settings[name].lambda_a if name in settings else None
+    published = settings[name].lambda_a if name in settings else OTHERS.get(name, (name, None))[1]
     if setting.phase != "descent":
         phase = PHASES.get(setting.phase, setting.phase)
         name = phase if setting.method == "mib" else f"{name} + {phase}"

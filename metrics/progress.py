@@ -6,17 +6,31 @@ from collections.abc import Mapping
 from torch import Tensor
 from tqdm import tqdm
 
+from metrics.drawing import Curves, Logged
 from metrics.tensorboard import Board
 
 
 class Progress:
-    """Called at the iterations that are logged; only then are values read from the device."""
+    """Called at the iterations that are logged; only then are values read from the device.
+
+    Iterations after `boundary` belong to a phase. `phase/sign` alone does not show it: with an even number of iterations
+    between two entries it is always a descent, or always an ascent, that is logged.
+    """
 
     def __init__(
-        self, board: Board, title: str, total: int, done: int, offset: int, batch_size: int, quiet: bool
+        self,
+        board: Board,
+        title: str,
+        total: int,
+        done: int,
+        offset: int,
+        batch_size: int,
+        quiet: bool,
+        boundary: int | None = None,
     ):
         self.board, self.offset, self.batch_size = board, offset, batch_size
         self.done, self.since = done, time.monotonic()
+        self.curves = Curves(title, total, total if boundary is None else boundary)
         self.bar = tqdm(total=total, initial=done, desc=title, unit="it", disable=quiet, leave=False)
 
     def __call__(
@@ -27,11 +41,21 @@ class Progress:
         self.bar.update(iteration - self.done)
         self.done, self.since = iteration, now
         values = {name: value.item() for name, value in terms.items()}
-        scalars = {f"loss/{name}" if name == "seg" else f"loss/keep/{name}": v for name, v in values.items()}
-        scalars |= {"phase/sign": learn, "phase/keep": keep, "lr": lr, "speed/images_per_second": speed}
+        kept = {name: value for name, value in values.items() if name != "seg"}
+        segmentation, in_phase = values["seg"], iteration > self.curves.boundary
+        scalars = {"loss/seg": segmentation} | {f"loss/keep/{name}": value for name, value in kept.items()}
+        if kept:
+            scalars["loss/weighted_keep"] = keep * sum(kept.values())
+        scalars |= {"phase/sign": learn, "phase/keep": keep, "phase/on": float(in_phase)}
+        # The lower edge of a band under the loss: a band of no height, but down to 0 in the phase.
+        scalars["phase/fill"] = 0.0 if in_phase else segmentation
+        scalars |= {"lr": lr, "speed/images_per_second": speed}
         self.board.scalars(scalars, self.offset + iteration)
+        weighted = scalars.get("loss/weighted_keep", 0.0)
+        self.curves.entries.append(Logged(iteration, segmentation, weighted, learn))
         shown = {name: f"{value:.3f}" for name, value in values.items()}
         self.bar.set_postfix(shown | {"sign": f"{learn:+.0f}", "lr": f"{lr:.1e}", "img/s": f"{speed:.0f}"})
 
     def close(self) -> None:
         self.bar.close()
+        self.board.losses(self.curves, self.offset + self.done)

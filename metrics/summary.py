@@ -4,20 +4,24 @@ Runs are told apart by their config alone (`metrics.paper.setting_of`), never by
 recipe - all of the config but method, phase, lambda and seed, and the same pictures - are put side by side.
 """
 
+import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from configs.schema import FREE_KEYS, config_differences
+from configs.schema import FREE_KEYS, config_differences, with_defaults
 from data.protocols import BACKGROUND, Step, steps_from_lists
 from metrics import continual
-from metrics.paper import Setting, setting_of
+from metrics.paper import Setting, is_stable_sgd, setting_of
 
 SPEED_KEYS = ("train.channels_last", "train.losses")
-AXES = ("method.name", "method.strength", "method.options", "phase.", "train.seed")
+AXES = (
+    *("method.name", "method.strength", "method.options", "phase.", "train.seed"),
+    *("method.entropy", "update.", "model.dropout", "optim.lr_decay"),
+)
 # Learning all classes at once is a protocol of its own and has no later steps.
 AXES_OF_JOINT = (
     "data.protocol",
@@ -29,6 +33,12 @@ AXES_OF_JOINT = (
 )
 MACHINE = ("device", "threads", "world_size", "torch")
 SMALLEST_TEST = 3  # seeds
+FLATNESS_FILE = "flatness.json"  # beside results.json
+FLATNESS: dict[str | int, Callable[[Mapping[str, Any]], float | None]] = {
+    "gradient norm": lambda figures: figures.get("gradient_norm2"),
+    "top eigenvalue": lambda figures: next(iter(figures.get("eigenvalues", ())), None),
+    "trace": lambda figures: figures.get("trace", {}).get("mean"),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +49,10 @@ class Run:
     results: Mapping[str, Any]
     place: str
 
-    @property
+    @cached_property
     def config(self) -> Mapping[str, Any]:
-        return self.results["config"]
+        """Keys that did not exist when it ran have their defaults."""
+        return with_defaults(self.results["config"])
 
     @property
     def seed(self) -> int:
@@ -68,6 +79,24 @@ class Run:
         """IoU by class id after each step."""
         ids = {name: c for c, name in self.class_names.items()}
         return [{ids[name]: iou for name, iou in step["iou"].items()} for step in self.results["steps"]]
+
+    @cached_property
+    def flatness(self) -> Mapping[str, Any]:
+        """What scripts.flatness found of l_seg, norms in eval, if it left its figures beside the run's."""
+        try:
+            figures = json.loads((self.folder / FLATNESS_FILE).read_text(encoding="utf-8"))
+            return figures["modes"]["eval"]["seg"]
+        except (OSError, ValueError, KeyError, TypeError):
+            return {}
+
+    @property
+    def gradients_later(self) -> int | None:
+        """Gradients of single pictures, after step 0."""
+        steps = self.results["steps"][1:]
+        if not steps or any("iterations" not in step for step in steps):
+            return None
+        evaluations = sum(step.get("gradient_evaluations", step["iterations"]) for step in steps)
+        return evaluations * self.config["train"]["batch_size"]
 
     @property
     def seconds_later(self) -> float | None:
@@ -110,13 +139,17 @@ class Collection:
 
     def values(self, setting: Setting, key: str | int) -> dict[int, float]:
         """Seed -> a figure after the last step, where it is known: old, new, all, first (old after step 0), forgetting
-        or a class id, in percent; or seconds, of the later steps."""
+        or a class id, in percent; or seconds and gradients, of the later steps, and what scripts.flatness measured."""
         known = {seed: self._figure(run, key) for seed, run in self.cells.get(setting, {}).items()}
         return {seed: value for seed, value in sorted(known.items()) if value is not None}
 
     def _figure(self, run: Run, key: str | int) -> float | None:
         if key == "seconds":
             return run.seconds_later
+        if key == "gradients":
+            return run.gradients_later
+        if key in FLATNESS:
+            return FLATNESS[key](run.flatness)
         if key == "forgetting":
             value = run.results["steps"][-1]["mean_forgetting"]
         elif isinstance(key, int):
@@ -168,11 +201,13 @@ def collect(runs: Sequence[Run]) -> Collection | None:
 
 def recipe_differences(one: Run, other: Run) -> list[str]:
     """What two runs do differently beyond method, phase, lambda and seed: "train.epochs: 30 -> 10"."""
-    free = (*FREE_KEYS, *SPEED_KEYS, *AXES, "method.also_observe")
+    free: tuple[str, ...] = (*FREE_KEYS, *SPEED_KEYS, *AXES, "method.also_observe")
     if "joint" in (one.setting.method, other.setting.method):
         free += AXES_OF_JOINT
-    recipes = [{**run.config, "pictures": run.results.get("data", {})} for run in (one, other)]
-    return config_differences(*recipes, free)
+    if is_stable_sgd(one.config) or is_stable_sgd(other.config):
+        free += ("train.batch_size",)
+    old, new = ({**run.config, "pictures": run.results.get("data", {})} for run in (one, other))
+    return config_differences(old, new, free)
 
 
 def machine_differences(runs: Sequence[Run]) -> list[str]:

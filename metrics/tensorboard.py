@@ -1,36 +1,62 @@
-"""What TensorBoard shows of a run: scalars, pictures, the confusion matrix, the config."""
+"""What TensorBoard shows of a run: scalars, pictures, the confusion matrix, the config; docs/watching.md is its guide.
+
+The figures after a step stand twice: against the iteration (`miou/old`), where they line up with the losses, and against the
+number of the step (`by_step/miou/old`), where runs of other lengths can be compared and the steps lie evenly. A prefix
+rather than a second run, so that a run stays one line in TensorBoard's list.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from PIL import Image
 
-from data.palette import voc_palette
-from data.protocols import IGNORE_INDEX
+from data.palette import palette_image, voc_palette
+from data.protocols import IGNORE_INDEX, Step
+from metrics import drawing
+from metrics.shown import FINAL_METRICS, FIRST_COLUMNS, hyperparameters, layout
 
 
 class Board:
-    """A SummaryWriter that knows the names used here. On ranks other than the first it writes nothing."""
+    """A SummaryWriter that knows the names used here. On ranks other than the first it writes nothing.
 
-    def __init__(self, folder: Path, enabled: bool = True):
-        self.folder, self.enabled = folder, enabled
+    `about` is the text of the config, `old` and `new` name the classes of the first step and of all later ones.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        about: str = "",
+        old: Sequence[str] = (),
+        new: Sequence[str] = (),
+        enabled: bool = True,
+    ):
+        self.folder, self.about, self.old, self.new, self.enabled = folder, about, old, new, enabled
         self.is_new = not any(folder.glob("events.*"))
-        self.writer = None
+        self.writer: Any = None  # a SummaryWriter: a second to import
 
     def open(self, at: int | None = None) -> None:
-        """Start writing. TensorBoard discards what an interrupted run wrote from iteration `at` on; None keeps it all."""
-        if self.enabled:
-            # Imported late: it takes a second, which --help and a config error need not wait for.
-            from torch.utils.tensorboard import SummaryWriter
+        """Start writing, into one file however often it is called.
 
-            self.close()
-            self.writer = SummaryWriter(str(self.folder), purge_step=at)
+        TensorBoard discards what an interrupted run wrote from iteration `at` on; None keeps it all.
+        """
+        if not self.enabled:
+            return
+        # Imported late: it takes a second, which --help and a config error need not wait for.
+        from tensorboard.compat.proto.event_pb2 import Event, SessionLog
+        from torch.utils.tensorboard import SummaryWriter
 
-    def config(self, text: str) -> None:
-        """Once per run, however often the board is opened."""
-        if self.writer and self.is_new:
-            self.writer.add_text("config", "```yaml\n" + text + "\n```", 0)
-            self.is_new = False
+        if self.writer is None:
+            self.writer = SummaryWriter(str(self.folder), flush_secs=30)
+            if self.is_new:
+                self.writer.add_text("config", "```yaml\n" + self.about + "\n```", 0)
+                self.writer.add_custom_scalars(layout(self.old, self.new))
+                self.is_new = False
+        if at is not None:
+            # What SummaryWriter's purge_step writes, but without a new file.
+            start = Event(step=at, session_log=SessionLog(status=SessionLog.START))
+            self.writer.file_writer.add_event(start)
 
     def scalars(self, values: Mapping[str, float | None], at: int) -> None:
         if self.writer:
@@ -39,7 +65,7 @@ class Board:
                     self.writer.add_scalar(name, value, at)
 
     def results(self, result: dict, at: int) -> None:
-        """The figures after a step: against the iteration so that they line up with the losses."""
+        """The figures after a step, which ended with iteration `at`."""
         values = {f"miou/{k}": v for k, v in result["miou"].items()}
         values |= {f"miou_with_background/{k}": v for k, v in result["miou_with_background"].items()}
         values |= {f"iou/{name}": v for name, v in result["iou"].items()}
@@ -47,31 +73,63 @@ class Board:
         values["forgetting_mean"] = result["mean_forgetting"]
         values["backward_transfer"] = result["backward_transfer"]
         self.scalars(values, at)
+        self.scalars({f"by_step/{name}": value for name, value in values.items()}, result["step"])
 
     def picture(
-        self,
-        number: int,
-        image: np.ndarray,
-        label: np.ndarray,
-        guess: np.ndarray,
-        classes: Sequence[int],
-        at: int,
+        self, number: int, image: np.ndarray, label: np.ndarray, guess: np.ndarray, step: Step, at: int
     ) -> None:
-        """Input (H, W, 3), truth and prediction side by side; both (H, W) in the labels of the step."""
-        if self.writer:
-            colours = voc_palette()[[*classes, *[IGNORE_INDEX] * (256 - len(classes))]]
-            strip = np.concatenate([image, colours[label], colours[guess]], axis=1)
-            self.writer.add_image(f"pictures/{number}", strip, at, dataformats="HWC")
+        """Input (H, W, 3), truth and the predictions after this and all earlier steps; (H, W) in the labels of the step.
 
-    def confusion(self, counts: np.ndarray, names: Sequence[str], at: int) -> None:
-        """Rows are the truth, normalised: a bright diagonal is a good network."""
+        The predictions are kept as files, so that those of earlier steps are there when a run goes on.
+        """
         if not self.writer:
             return
-        rates = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
-        cell = max(4, 320 // len(names))
-        grey = np.kron(1.0 - rates, np.ones((cell, cell)))
-        self.writer.add_image("confusion", grey[None], at, dataformats="CHW")
-        self.writer.add_text("confusion/order", ", ".join(names), at)
+        classes = np.array([*step.seen, *[IGNORE_INDEX] * (256 - step.num_classes)], np.uint8)
+        folder = self.folder / "pictures"
+        folder.mkdir(exist_ok=True)
+        palette_image(classes[guess]).save(folder / f"{number}_step_{step.index}.png")
+        shown = {"input": image, "truth": voc_palette()[classes[label]]}
+        for index in range(step.index + 1):
+            try:
+                with Image.open(folder / f"{number}_step_{index}.png") as file:
+                    shown[f"step {index}"] = np.asarray(file.convert("RGB"))
+            except (OSError, SyntaxError):  # scored in another run, no test picture yet, or a damaged file
+                shown[f"step {index}"] = None
+        present = np.union1d(label, guess)
+        legend = {
+            name: voc_palette()[class_id]
+            for i, (name, class_id) in enumerate(zip([*self.old, *self.new], step.seen, strict=False))
+            if i in present
+        }
+        self._image(f"pictures/{number}", drawing.tiles(shown, legend), at)
+
+    def confusion(self, counts: np.ndarray, names: Sequence[str], at: int) -> None:
+        """Rows are the truth, normalised: a dark diagonal is a good network."""
+        if self.writer:
+            self._image("confusion", drawing.confusion(counts, names), at)
+            self.writer.add_text("confusion/order", ", ".join(names), at)
+
+    def losses(self, curves: drawing.Curves, at: int) -> None:
+        """The losses of a step with its phase shaded, which TensorBoard's own charts cannot do."""
+        picture = drawing.losses(curves) if self.writer else None
+        if picture is not None:
+            self._image("losses", picture, at)
+
+    def finish(self, config: Mapping[str, Any]) -> None:
+        """The row of a finished run in the HParams tab. It takes the last value of each of FINAL_METRICS by itself."""
+        if self.writer:
+            from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
+            from torch.utils.tensorboard.summary import hparams
+
+            experiment, start, end = hparams(hyperparameters(config), dict.fromkeys(FINAL_METRICS))
+            plugin = experiment.value[0].metadata.plugin_data
+            content = HParamsPluginData.FromString(plugin.content)
+            for column in content.experiment.hparam_infos:
+                column.differs = column.name in FIRST_COLUMNS  # those that differ come first, then by name
+            plugin.content = content.SerializeToString()
+            # Not add_hparams, which would make a second run of it.
+            for summary in (experiment, start, end):
+                self.writer.file_writer.add_summary(summary)
 
     def flush(self) -> None:
         if self.writer:
@@ -80,3 +138,7 @@ class Board:
     def close(self) -> None:
         if self.writer:
             self.writer.close()
+            self.writer = None
+
+    def _image(self, tag: str, pixels: np.ndarray, at: int) -> None:
+        self.writer.add_image(tag, pixels, at, dataformats="HWC")

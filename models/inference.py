@@ -27,7 +27,7 @@ def predict(
     if len(scales) == 1 and scales[0] == 1.0 and not flip:
         return forward(images)
     size = images.shape[-2:]
-    total = None
+    total = torch.zeros(())
     for scale in scales:
         scaled = images
         if scale != 1.0:
@@ -39,7 +39,7 @@ def predict(
                 F.interpolate(scores, size=size, mode="bilinear") if scores.shape[-2:] != size else scores
             )
             scores = scores.softmax(dim=1)
-            total = scores if total is None else total + scores
+            total = total + scores
     return total / (len(scales) * (2 if flip else 1))
 
 
@@ -53,7 +53,8 @@ def _slide(model: Callable, images: Tensor, window: int) -> Tensor:
     height, width = images.shape[-2:]
     images = F.pad(images, (0, max(0, window - width), 0, max(0, window - height)))
     padded_height, padded_width = images.shape[-2:]
-    total, hits = None, images.new_zeros(1, 1, padded_height, padded_width)
+    total: Tensor | None = None
+    hits = images.new_zeros(1, 1, padded_height, padded_width)
     for top in _starts(padded_height, window):
         for left in _starts(padded_width, window):
             here = (..., slice(top, top + window), slice(left, left + window))
@@ -62,6 +63,7 @@ def _slide(model: Callable, images: Tensor, window: int) -> Tensor:
                 total = logits.new_zeros(*logits.shape[:2], padded_height, padded_width)
             total[here] += logits
             hits[here] += 1
+    assert total is not None  # there is always a first window
     return (total / hits)[..., :height, :width]
 
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from functools import partial
 
 import torch.nn.functional as F
 from torch import Tensor, nn
 
 from models.norm import ABN, NormFactory
+
+STAGE_ENDS = (
+    3,
+    6,
+    13,
+    17,
+)  # blocks with 24, 32, 96 and 320 channels at the strides 4, 8, 16 and 32 (undilated)
 
 
 class MobileNetV2(nn.Module):
@@ -30,6 +38,18 @@ class MobileNetV2(nn.Module):
                 module.inplace = pure  # the other norms keep their output for the backward pass
         _dilate(self.features, output_stride)
 
+    def stages(self, x: Tensor) -> Iterator[Tensor]:
+        """What the blocks before each change of resolution give, and the last one."""
+        for number, block in enumerate(self.features):
+            x = block(x)
+            if number in STAGE_ENDS:
+                yield x
+
+    @staticmethod
+    def before_activation(stage: Tensor) -> Tensor:
+        """The blocks end without an activation."""
+        return stage
+
     def forward(self, x: Tensor) -> Tensor:
         return self.features(x)
 
@@ -41,8 +61,16 @@ class DilatedDepthwise(nn.Conv2d):
     """
 
     def __init__(self, conv: nn.Conv2d, dilation: int) -> None:
-        shape = {"groups": conv.groups, "dilation": dilation, "padding": dilation, "bias": False}
-        super().__init__(conv.in_channels, conv.out_channels, conv.kernel_size, **shape, device="meta")
+        super().__init__(
+            conv.in_channels,
+            conv.out_channels,
+            3,
+            groups=conv.groups,
+            dilation=dilation,
+            padding=dilation,
+            bias=False,
+            device="meta",
+        )
         self.weight = conv.weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -68,8 +96,8 @@ class DilatedDepthwise(nn.Conv2d):
 def _dilate(features: nn.Module, output_stride: int) -> None:
     """Removes the strides beyond `output_stride`; the 3x3 convolutions after a removed stride see the same places."""
     reached, dilation = 1, 1
-    for block in list(features.modules()):
-        conv = block[0] if isinstance(block, nn.Sequential) else None
+    for block in [module for module in features.modules() if isinstance(module, nn.Sequential)]:
+        conv = block[0]
         if not isinstance(conv, nn.Conv2d) or conv.kernel_size == (1, 1):
             continue
         if dilation > 1:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -61,7 +62,9 @@ def _make_inplace_norm(group: dist.ProcessGroup | None) -> NormFactory:
     return partial(_inplace_norm, inplace_abn.InPlaceABNSync, group=group)
 
 
-def _inplace_norm(kernel, num_features: int, activation: str = "leaky_relu", **options) -> nn.Module:
+def _inplace_norm(
+    kernel: Callable[..., Any], num_features: int, activation: str = "leaky_relu", **options: Any
+) -> nn.Module:
     norm = kernel(num_features, eps=EPS, activation=activation, activation_param=LEAKY_SLOPE, **options)
     # The package counts batches and adds the count to what is loaded; without it the states of both norms are one.
     norm.num_batches_tracked = None
@@ -69,11 +72,14 @@ def _inplace_norm(kernel, num_features: int, activation: str = "leaky_relu", **o
     return norm
 
 
-def _drop_batch_count(module: nn.Module, state: dict, prefix: str, *_) -> None:
+def _drop_batch_count(module: nn.Module, state: dict, prefix: str, *_: Any) -> None:
     state.pop(f"{prefix}num_batches_tracked", None)
 
 
 class ABN(nn.Module):
+    running_mean: Tensor
+    running_var: Tensor
+
     def __init__(
         self,
         num_features: int,
@@ -99,7 +105,7 @@ class ABN(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         scale = self.weight.abs() + self.eps
         if self.training and self.group is not None:
-            x = self._synchronised_batch_norm(x, scale)
+            x = self._synchronised_batch_norm(x, scale, self.group)
         else:
             x = F.batch_norm(
                 x,
@@ -116,18 +122,18 @@ class ABN(nn.Module):
             x = F.leaky_relu(x, LEAKY_SLOPE, inplace=True)
         return x
 
-    def _synchronised_batch_norm(self, x: Tensor, scale: Tensor) -> Tensor:
+    def _synchronised_batch_norm(self, x: Tensor, scale: Tensor, group: dist.ProcessGroup) -> Tensor:
         """batch_norm over the union of all ranks' batches, which may differ in size."""
         per_channel = (1, -1) + (1,) * (x.dim() - 2)
         dims = [dim for dim in range(x.dim()) if dim != 1]
         full = x.to(torch.promote_types(x.dtype, scale.dtype))  # never sum in half precision
 
         sums = torch.cat([full.sum(dims), full.new_full((1,), x.numel() / x.shape[1])])
-        total, count = all_reduce_sum(sums, self.group).split([x.shape[1], 1])
+        total, count = all_reduce_sum(sums, group).split([x.shape[1], 1])
         mean = total / count
         # The mean first, then the centred squares: E[x^2] - E[x]^2 would cancel digits.
         centred = full - mean.view(per_channel)
-        var = all_reduce_sum(centred.square().sum(dims), self.group) / count
+        var = all_reduce_sum(centred.square().sum(dims), group) / count
 
         with torch.no_grad():
             unbiased = var * (count / (count - 1).clamp(min=1))
@@ -165,7 +171,7 @@ class _ActivatedBatchNorm(torch.autograd.Function):
     """leaky_relu(batch_norm(x) + residual), which can be undone since slope and scale are positive."""
 
     @staticmethod
-    def forward(ctx, x, residual, scale, bias, slope, running_mean, running_var, momentum, eps) -> Tensor:
+    def forward(ctx, x, residual, scale, bias, slope, running_mean, running_var, momentum, eps):
         y, _, inverse_std = torch.native_batch_norm(
             x, scale, bias, running_mean, running_var, True, momentum, eps
         )
@@ -179,7 +185,7 @@ class _ActivatedBatchNorm(torch.autograd.Function):
 
     @staticmethod
     @torch.autograd.function.once_differentiable
-    def backward(ctx, grad: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         y, residual, scale, bias, inverse_std = ctx.saved_tensors
         per_channel = (1, -1) + (1,) * (y.dim() - 2)
         scale_, bias_, inverse_std_ = (t.view(per_channel).to(y.dtype) for t in (scale, bias, inverse_std))
@@ -205,13 +211,13 @@ def all_reduce_sum(x: Tensor, group: dist.ProcessGroup) -> Tensor:
 
 class _AllReduceSum(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x: Tensor, group: dist.ProcessGroup) -> Tensor:
+    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
         ctx.group = group
         total = x.detach().clone(memory_format=torch.contiguous_format)
         dist.all_reduce(total, group=group)
         return total
 
     @staticmethod
-    def backward(ctx, grad: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
         # Each rank's input feeds every rank's output, so its gradient is the sum of theirs.
         return _AllReduceSum.apply(grad, ctx.group), None

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
+from types import FrameType
 from typing import Any
 
 import torch
@@ -84,6 +85,12 @@ def keep_freed_memory() -> None:
     mallopt(trim_threshold, 2**31 - 1)
 
 
+def be_deterministic(wanted: bool = True) -> None:
+    torch.use_deterministic_algorithms(wanted, warn_only=True)
+    # nothing reads uninitialised memory, and filling it takes time
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]  # a property of the module
+
+
 def stop_ranks() -> None:
     if dist.is_initialized():
         dist.destroy_process_group()
@@ -104,7 +111,7 @@ class StopRequest:
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask)
 
-    def _ask(self, number: int, frame) -> None:
+    def _ask(self, number: int, frame: FrameType | None) -> None:
         if not self.requested:
             self.requested, self.since = True, time.monotonic()
         elif time.monotonic() - self.since > self.SAME_REQUEST:

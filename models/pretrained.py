@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlparse
 
 import numpy as np
@@ -118,7 +119,7 @@ def _read(path: Path) -> dict:
 
 # Step checkpoints keep their scores as NumPy numbers, which are data and run nothing when they are read.
 _numpy_scalar = np.float64().__reduce__()[0]
-_NUMPY_SCALARS = [
+_NUMPY_SCALARS: list[Any] = [
     np.dtype,
     *(type(np.dtype(kind)) for kind in (np.float64, np.float32, np.int64)),
     (_numpy_scalar, "numpy._core.multiarray.scalar"),
@@ -144,7 +145,7 @@ def _imagenet_file(body_name: str) -> Path:
     if not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
-            torch.hub.download_url_to_file(url, str(path), hash_prefix=_HASHED_NAME.fullmatch(path.name)[1])
+            torch.hub.download_url_to_file(url, str(path), hash_prefix=path.stem.rpartition("-")[2])
         except (OSError, RuntimeError) as error:
             raise WeightsError(
                 f"{url}: cannot be downloaded ({error}); fetch it on another machine "
@@ -222,7 +223,7 @@ def _body_name_from_mib(name: str) -> str | None:
 
 def _classifier_sizes(path: Path, state: State) -> list[int]:
     """Classes per step, from classifiers.0.weight, classifiers.1.weight, ..."""
-    sizes = []
+    sizes: list[int] = []
     while (weight := state.get(f"classifiers.{len(sizes)}.weight")) is not None:
         sizes.append(len(weight))
     if not sizes:
@@ -240,7 +241,7 @@ def _without_signs(body: nn.Module, state: State) -> State:
     Only a scale below eps has no exact counterpart and becomes eps; its weight stays above 0, where |w| has a gradient.
     """
     state = dict(state)
-    conv = None
+    conv = ""
     for name, module in body.named_modules():
         if isinstance(module, nn.Conv2d):
             conv = f"{name}.weight"  # every norm follows its convolution

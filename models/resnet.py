@@ -5,9 +5,10 @@ Every norm carries a leaky ReLU, except the last one of a block and the one of t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from models.norm import LEAKY_SLOPE, NormFactory, add_and_activate
 
@@ -69,6 +70,11 @@ class ResNet(nn.Module):
     `small_pictures` halves the picture once in the stem (3x3, no pooling) instead of twice (7x7, max-pooling).
     """
 
+    layer1: nn.Module
+    layer2: nn.Module
+    layer3: nn.Module
+    layer4: nn.Module
+
     def __init__(
         self,
         block: type[BasicBlock] | type[Bottleneck],
@@ -82,7 +88,7 @@ class ResNet(nn.Module):
         super().__init__()
         if small_pictures:
             self.conv1 = _conv3x3(3, width, stride=2, dilation=1)
-            self.maxpool = nn.Identity()
+            self.maxpool: nn.Module = nn.Identity()
             reached = 2
         else:
             self.conv1 = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
@@ -107,9 +113,21 @@ class ResNet(nn.Module):
             if isinstance(module, nn.Conv2d):
                 nn.init.kaiming_normal_(module.weight, a=LEAKY_SLOPE, mode="fan_out")
 
-    def forward(self, x: Tensor) -> Tensor:
+    def stages(self, x: Tensor) -> Iterator[Tensor]:
+        """What each of the four stages gives."""
         x = self.maxpool(self.bn1(self.conv1(x)))
-        return self.layer4(self.layer3(self.layer2(self.layer1(x))))
+        for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
+            x = stage(x)
+            yield x
+
+    @staticmethod
+    def before_activation(stage: Tensor) -> Tensor:
+        """What a stage gives, without the leaky ReLU it ends with."""
+        return F.leaky_relu(stage, 1 / LEAKY_SLOPE)
+
+    def forward(self, x: Tensor) -> Tensor:
+        *_, features = self.stages(x)
+        return features
 
 
 def resnet18(*, output_stride: int, norm: NormFactory) -> ResNet:

@@ -10,7 +10,7 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from data.files import write_atomically
 from models import checkpoint
@@ -26,7 +26,8 @@ class RunFolder:
         self.resume_checkpoint = path / "resume.pt"
         self.config_file = path / "config.yaml"
         self.results_file = path / "results.json"
-        self._lock = None
+        self._lock_file = path / ".lock"
+        self._lock: IO[str] | None = None
 
     def step_checkpoint(self, step: int) -> Path:
         return self.path / f"step_{step}.pt"
@@ -34,7 +35,7 @@ class RunFolder:
     def lock(self) -> None:
         """Refuse a folder that another live process is writing to."""
         self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = open(self.path / ".lock", "w")  # noqa: SIM115 (held for as long as the run lives)
+        self._lock = open(self._lock_file, "w")  # noqa: SIM115 (held for as long as the run lives)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -45,6 +46,17 @@ class RunFolder:
     def unlock(self) -> None:
         if self._lock is not None:
             self._lock.close()
+
+    def is_held(self) -> bool:
+        """Whether a living process has locked the folder. Asks for a shared lock, so that one look does not see another."""
+        try:
+            with open(self._lock_file, "rb") as file:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
 
     def read_results(self) -> dict[str, Any] | None:
         return read_results(self.results_file)

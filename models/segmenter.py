@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -17,7 +17,7 @@ from models.mobilenet import mobilenet_v2
 from models.norm import make_norm
 from models.resnet import resnet18, resnet34, resnet50, resnet101, resnet_tiny
 
-BODIES = {
+BODIES: dict[str, Callable[..., Any]] = {
     "resnet101": resnet101,
     "resnet50": resnet50,
     "resnet34": resnet34,
@@ -32,15 +32,22 @@ POOLING_PIXELS = 512  # side of the image-pooling window in eval, in input pixel
 class Output(NamedTuple):
     logits: Tensor  # B x C x H x W, at the resolution of the input
     features: Tensor  # what the body gives
+    # Where they are asked for: each stage of the body before its activation, the head, the logits before upsampling.
+    stages: tuple[Tensor, ...] = ()
 
 
 class Segmenter(nn.Module):
-    def __init__(self, body: nn.Module, head: nn.Module, body_name: str = "") -> None:
+    body: Any  # one of BODIES: a module with `stages` and `out_channels`
+    classifiers: Any  # a ModuleList of nn.Conv2d
+
+    def __init__(self, body: nn.Module, head: DeepLabV3, body_name: str = "") -> None:
         super().__init__()
         self.body_name = body_name
         self.body = body
         self.head = head
         self.classifiers = nn.ModuleList()
+        self.returns_stages = False
+        self.dropout = 0.0  # of the head's output, in training
 
     @property
     def num_classes(self) -> int:
@@ -77,14 +84,20 @@ class Segmenter(nn.Module):
         return teacher.eval().requires_grad_(False)
 
     def forward(self, x: Tensor) -> Output:
-        features = self.body(x)
+        stages: list[Tensor] = []
+        for features in self.body.stages(x):
+            if self.returns_stages:
+                stages.append(self.body.before_activation(features))
         hidden = self.head(features)
-        logits = torch.cat([classifier(hidden) for classifier in self.classifiers], dim=1)
+        dropped = F.dropout(hidden, self.dropout, self.training) if self.dropout else hidden
+        logits = torch.cat([classifier(dropped) for classifier in self.classifiers], dim=1)
         if logits.dtype in (torch.float16, torch.bfloat16):
             logits = logits.float()  # upsampling and losses in full precision
         logits = logits.contiguous()  # losses go class by class: faster with the channels apart
+        if self.returns_stages:
+            stages += [hidden, logits]
         logits = F.interpolate(logits, size=x.shape[-2:], mode="bilinear", align_corners=False)
-        return Output(logits, features)
+        return Output(logits, features, tuple(stages))
 
 
 def build_segmenter(

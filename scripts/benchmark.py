@@ -18,6 +18,7 @@ import sys
 import time
 from dataclasses import asdict, fields
 from pathlib import Path
+from typing import Any
 
 import torch
 
@@ -25,7 +26,7 @@ from data import DataError
 from data.files import write_atomically
 from metrics.results import environment
 from metrics.tables import format_table, markdown_table
-from models.parallel import keep_freed_memory
+from models.parallel import be_deterministic, keep_freed_memory
 from scripts.benchmarks import PARTS
 from scripts.benchmarks.measure import Figure, Options, Skipped, say
 
@@ -99,8 +100,7 @@ def check(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
 def behave_as_in_training() -> None:
     """The settings of a run with the default config, for all variants alike."""
     keep_freed_memory()
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False
+    be_deterministic()
 
 
 def table(figures: dict[str, list[Figure]]) -> str:
@@ -129,7 +129,7 @@ def measured(figure: dict) -> str:
     return Figure(**{name: figure[name] for name in names}).measured
 
 
-def read(path: Path) -> object:
+def read(path: Path) -> Any:
     """What the file holds; nothing yet is an empty dict."""
     if not path.exists():
         return {}

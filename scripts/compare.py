@@ -79,10 +79,7 @@ def comparison(
 def draw(
     path: Path, runs: list[Path], results: list[list[dict]], steps: list[Step], num_examples: int
 ) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from scripts.plotting import pyplot, save
 
     groups = group_names(steps)
     panels = example_panels(runs, [len(r) - 1 for r in results], num_examples)
@@ -101,8 +98,7 @@ def draw(
             cell.axis("off")
             if cells is panels[0]:
                 cell.set_title(title, fontsize=9)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
+    save(figure, path, dpi=110)
 
 
 @torch.inference_mode()

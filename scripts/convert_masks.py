@@ -25,7 +25,7 @@ from data.palette import voc_palette
 
 def read_colours(path: Path) -> dict[int, tuple[int, int, int]]:
     """Label -> colour from a file of `red green blue` lines; `label: red green blue` names its label itself."""
-    colours = {}
+    colours: dict[int, tuple[int, int, int]] = {}
     for number, line in enumerate(read_lines(path)):
         label, _, values = line.rpartition(":")
         try:
@@ -94,7 +94,7 @@ def run(folder: Path, output: Path | None, in_place: bool, colours_file: Path | 
     if colours_file:
         colours = read_colours(colours_file)
     else:
-        colours = {label: tuple(map(int, colour)) for label, colour in enumerate(voc_palette())}
+        colours = {label: (int(r), int(g), int(b)) for label, (r, g, b) in enumerate(voc_palette())}
     target = folder if in_place else output or folder.with_name(f"{folder.name}-labels")
     if target.resolve() == folder.resolve() and not in_place:
         raise DataError(f"{target}: is the folder of the colour masks itself; say --in-place to replace them")
@@ -110,7 +110,7 @@ def run(folder: Path, output: Path | None, in_place: bool, colours_file: Path | 
         if mask.mode in ("L", "P"):  # already class numbers
             if in_place:
                 continue
-            result = mask
+            result: Image.Image = mask
         else:
             result = convert(mask, colours, path)
             converted += 1

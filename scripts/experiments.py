@@ -15,6 +15,7 @@ from metrics.paper import LAMBDAS
 THIRTIETHS = (5, 10, 15, 20, 25, 30)  # p
 DEFAULT_THIRTIETHS, PLAIN_THIRTIETHS = 25, 30  # configs/altersgd.yaml; no iteration is left to alternate
 OBSERVERS = ("ewc", "pi", "rw")  # keep statistics of step 0
+NEIGHBOURS = ("altersgd", "consolidate", "sam", "gradient_penalty", "cpr", "stable_sgd")
 # What the paper leaves open, each choice alone, and then what its theorem supposes.
 VARIANTS = (
     ("phase.momentum=reset",),
@@ -52,11 +53,11 @@ def method(name: str) -> Experiment:
     return Experiment(name, (f"configs/methods/{name}.yaml",), shares_step_0=METHODS[name].shares_first_step)
 
 
-def mib(*settings: str, phase: str | None = None) -> Experiment:
-    """MiB, plain or with a phase at the end of each step."""
-    name = "_".join([f"mib-{phase}" if phase else "mib", *map(_label, settings)])
+def mib(*settings: str, plus: str | None = None) -> Experiment:
+    """MiB, plain or with another overlay on top: a phase, or a neighbour of AlterSGD."""
+    name = "_".join([f"mib-{plus}" if plus else "mib", *map(_label, settings)])
     return Experiment(
-        name, ("configs/methods/mib.yaml", *([f"configs/{phase}.yaml"] if phase else [])), settings
+        name, ("configs/methods/mib.yaml", *([f"configs/{plus}.yaml"] if plus else [])), settings
     )
 
 
@@ -75,19 +76,19 @@ def joint(data: DataConfig) -> Experiment:
 def table1(data: DataConfig) -> list[Experiment]:
     """Also table 2, which has the same rows class by class."""
     singles = [method(name) for name in ("ft", "pi", "ewc", "rw", "lwf", "lwf_mc", "ilt")]
-    return [*singles, mib(), mib(phase="altersgd"), joint(data)]
+    return [*singles, mib(), mib(plus="altersgd"), joint(data)]
 
 
 def table3(data: DataConfig) -> list[Experiment]:
-    return [mib(*_strength(weight, data), phase=phase) for weight in LAMBDAS for phase in (None, "altersgd")]
+    return [mib(*_strength(weight, data), plus=phase) for weight in LAMBDAS for phase in (None, "altersgd")]
 
 
 def table4(data: DataConfig) -> list[Experiment]:
     """The diagonal is table 3's."""
     return [
-        mib(*_strength(a, data), phase="altersgd")
+        mib(*_strength(a, data), plus="altersgd")
         if a == b
-        else mib(f"phase.lambda_a={a}", f"phase.lambda_b={b}", phase="altersgd")
+        else mib(f"phase.lambda_a={a}", f"phase.lambda_b={b}", plus="altersgd")
         for b in LAMBDAS
         for a in LAMBDAS
     ]
@@ -98,13 +99,18 @@ def _strength(weight: float, data: DataConfig) -> tuple[str, ...]:
 
 
 def figure_p(data: DataConfig) -> list[Experiment]:
-    shared = {DEFAULT_THIRTIETHS: mib(phase="altersgd"), PLAIN_THIRTIETHS: mib()}
-    return [shared.get(p) or mib(f"phase.p={p}/30", phase="altersgd") for p in THIRTIETHS]
+    shared = {DEFAULT_THIRTIETHS: mib(plus="altersgd"), PLAIN_THIRTIETHS: mib()}
+    return [shared.get(p) or mib(f"phase.p={p}/30", plus="altersgd") for p in THIRTIETHS]
 
 
 def ablations(data: DataConfig) -> list[Experiment]:
-    variants = [mib(*settings, phase="altersgd") for settings in ((), *VARIANTS)]
-    return [*variants, mib(phase="consolidate")]
+    variants = [mib(*settings, plus="altersgd") for settings in ((), *VARIANTS)]
+    return [*variants, mib(plus="consolidate")]
+
+
+def neighbours(data: DataConfig) -> list[Experiment]:
+    """Other roads to flat minima, and PLOP."""
+    return [mib(), *(mib(plus=overlay) for overlay in NEIGHBOURS), method("plop")]
 
 
 TABLES: dict[str, Callable[[DataConfig], list[Experiment]]] = {
@@ -113,6 +119,7 @@ TABLES: dict[str, Callable[[DataConfig], list[Experiment]]] = {
     "table4": table4,
     "figure-p": figure_p,
     "ablations": ablations,
+    "neighbours": neighbours,
 }
 
 

@@ -5,20 +5,16 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-import matplotlib
 import numpy as np
-
-matplotlib.use("Agg")
-from matplotlib import pyplot
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 
 from data.protocols import BACKGROUND
 from metrics import paper
 from metrics.paper import Setting
 from metrics.summary import Collection, Spread, spread
 from models.run_folder import RunError
+from scripts import plotting
 from scripts.layouts import Image
+from scripts.plotting import Axes, Figure, pyplot
 from scripts.report_tables import KEYS, altersgd, consolidate, groups, lambdas, mib, name, shares
 
 # Distinct to the colour-blind (after Okabe and Ito); what a report is about has the strongest colours.
@@ -31,9 +27,9 @@ MARKERS = {
     "MiB": "o", "AlterSGD": "s", "Consolidate": "D", "FT": "v", "PI": "^", "EWC": "<", "RW": ">", "LwF": "P",
     "LwF-MC": "X", "ILT": "*",
 }
-STYLE = {
-    "font.size": 9, "axes.spines.top": False, "axes.spines.right": False, "axes.grid": True, "grid.alpha": 0.3,
-    "legend.frameon": False, "svg.hashsalt": "report", "text.parse_math": False,
+STYLE = plotting.STYLE | {
+    "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "svg.hashsalt": "report",
+    "text.parse_math": False,
 }
 # fmt: on
 GROUP_COLOURS = ("#0072B2", "#D55E00", "#000000")  # old, new, all
@@ -139,7 +135,7 @@ def p_figure(runs: Collection) -> Figure:
     """mIoU of the groups over p."""
     ours = {float(p): _spreads(runs, setting) for p, setting in shares(runs).items()}
     theirs = {
-        float(p): [0.0 if value == paper.ALMOST_ZERO else value for value in values]
+        float(p): [0.0 if isinstance(value, str) else value for value in values]  # ALMOST_ZERO
         for p, values in paper.FIGURE_P.items()
     }
     figure, axis = pyplot.subplots(figsize=(6.8, 3.6), layout="constrained")
@@ -160,7 +156,7 @@ def lambda_figure(runs: Collection) -> Figure:
         for label, setting in settings.items():
             ours = {x: _spreads(runs, setting(x)) for x in lambdas(runs) if x > 0}
             theirs = {x: means[label] for x, means in paper.TABLE_3.items()}
-            look = {"color": COLOURS[label], "marker": MARKERS[label], "markersize": 5}
+            look: dict[str, Any] = {"color": COLOURS[label], "marker": MARKERS[label], "markersize": 5}
             _curves(axis, ours, theirs, number, (f"{label}, ours", f"{label}, paper"), **look)
         group, papers = groups(runs)[number], paper.GROUPS[number]
         title = group if group == papers else f"{group} (paper: {papers})"

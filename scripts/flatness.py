@@ -2,20 +2,22 @@
 
     python -m scripts.flatness runs/mib-altersgd --step 5 --norm-mode both --json flatness.json --picture flatness.png
     python -m scripts.flatness runs/mib --on old --pictures 64 --top 5 --probes 30
-    python -m scripts.flatness --theorem theorem.png
+    python -m scripts.flatness runs/mib_seed1 runs/mib_seed2 --beside          # for the table of scripts.report
 
 Gradient norm, largest eigenvalues and trace of the Hessian, sharpness, the loss along random directions and along the line
-from the model before the step to the one after it. docs/flatness.md says what each is and what it can tell. --theorem measures
-Theorem 1 of AlterSGD on a small problem and needs no run. Exit codes: 0 finished, 2 what was asked for cannot be measured.
+from the model before the step to the one after it. docs/flatness.md says what each is and what it can tell.
+Exit codes: 0 finished, 2 what was asked for cannot be measured.
 """
 
 import argparse
 import json
 import math
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -29,13 +31,18 @@ from data.index import build_index
 from data.protocols import Step, configured_steps
 from data.transforms import normalise, test_transform, train_transform
 from methods import Method, make_method, make_phase
-from methods.altersgd import AlterSGD
+from methods.importance import ImportanceMethod
 from metrics import flatness, landscape
+from metrics.summary import FLATNESS_FILE
 from metrics.tables import format_table
 from models import checkpoint
+from models.parallel import be_deterministic
 from models.run_folder import RunError, RunFolder
-from models.segmenter import Segmenter
+from models.segmenter import Output, Segmenter
 from train import load_method_state
+
+if TYPE_CHECKING:
+    from scripts.plotting import Axes, Figure
 
 PLACES = [i / 20 for i in range(21)]  # along the line from the model before the step to the one after it
 SPAN = 0.5  # how far to go along a random direction, in lengths of the filters
@@ -48,21 +55,25 @@ def main(arguments: list[str]) -> int:
     parser = make_parser()
     options = parser.parse_args(arguments)
     check(parser, options)
-    try:
-        if options.theorem:
-            print(theorem(options.theorem))
-        if options.run:
-            result = measure(options)
-            print(describe(result))
-            if options.json:
-                options.json.parent.mkdir(parents=True, exist_ok=True)
-                write_atomically(options.json, (json.dumps(result, indent=1) + "\n").encode())
-            if options.picture:
-                draw(options.picture, result)
-    except (ConfigError, RunError, DataError, checkpoint.CheckpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
-    return 0
+    failed = False
+    for folder in options.runs:
+        try:
+            report(folder, options)
+        except (ConfigError, RunError, DataError, checkpoint.CheckpointError) as error:
+            failed = True
+            print(f"error: {folder}: {error}", file=sys.stderr)
+    return 2 if failed else 0
+
+
+def report(folder: Path, options: argparse.Namespace) -> None:
+    result = measure(folder, options)
+    print(describe(result))
+    for path in (options.json, folder / FLATNESS_FILE if options.beside else None):
+        if path:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomically(path, (json.dumps(result, indent=1) + "\n").encode())
+    if options.picture:
+        draw(options.picture, result)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -70,7 +81,7 @@ def make_parser() -> argparse.ArgumentParser:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     add = parser.add_argument
-    add("run", nargs="?", type=Path, help="run folder (holds config.yaml and step_<i>.pt)")
+    add("runs", nargs="+", type=Path, metavar="run", help="run folder (holds config.yaml and step_<i>.pt)")
     add("--step", type=int, help="the model after this step (the last one saved)")
     add("--pictures", type=int, default=16, help="how many are averaged over (16)")
     add("--batch", type=int, default=4, help="pictures at a time; part of the figure in train mode (4)")
@@ -83,15 +94,13 @@ def make_parser() -> argparse.ArgumentParser:
     add("--probes", type=int, default=10, help="for the trace, at least 2; 0 leaves it out (10)")
     add("--epsilon", type=float, default=1e-3, help="half the side of the box of the sharpness (0.001)")
     add("--json", type=Path, metavar="FILE", help="write every figure here")
+    add("--beside", action="store_true", help=f"write every figure to {FLATNESS_FILE} in the run's folder")
     add("--picture", type=Path, metavar="FILE", help="draw the landscape here (.png)")
     add("--seed", type=int, default=0, help="of pictures, crops, probes and directions (0)")
-    add("--theorem", type=Path, metavar="FILE", help="measure Theorem 1 and draw it here (.png)")
     return parser
 
 
 def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
-    if not options.run and not options.theorem:
-        parser.error("a run folder is wanted, or --theorem FILE")
     if min(options.pictures, options.batch) < 1:
         parser.error("--pictures and --batch: at least one")
     if options.top < 0:
@@ -100,6 +109,8 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
         parser.error("--probes: 0, or at least 2 for a standard error")
     if options.epsilon <= 0:
         parser.error("--epsilon: more than 0")
+    if len(options.runs) > 1 and (options.json or options.picture):
+        parser.error("--json and --picture are for one run; --beside writes a file into every run's folder")
 
 
 # -------------------------------------------------------------------------------------------------- what is measured
@@ -129,24 +140,25 @@ class Subject:
             step=self.step.index, strength=self.config.method.strength, **self.config.phase.model_dump()
         )
         self.keep = phase.lambda_a
-        self.parameters = [p for p in self.model.parameters() if p.requires_grad]
+        self.parameters: list[Tensor] = [p for p in self.model.parameters() if p.requires_grad]
 
     @property
     def terms(self) -> dict[str, flatness.Loss]:
         with_retention = self.before is not None and (self.method.needs_teacher or anchors(self.method))
-        return {"seg": self.segmentation} | ({"objective": self.objective} if with_retention else {})
+        terms: dict[str, flatness.Loss] = {"seg": self.segmentation}
+        return terms | {"objective": self.objective} if with_retention else terms
 
-    def inputs(self, batch: Batch) -> Tensor:
-        return normalise(batch.images.to(self.parameters[0].device), self.parameters[0].dtype)
+    def inputs(self, images: Tensor) -> Tensor:
+        return normalise(images.to(self.parameters[0].device), self.parameters[0].dtype)
 
     def segmentation(self, batch: Batch) -> Tensor:
-        return batch.segmentation_loss(self.model(self.inputs(batch)).logits, batch.labels)
+        return batch.segmentation_loss(self.model(self.inputs(batch.images)).logits, batch.labels)
 
     def objective(self, batch: Batch) -> Tensor:
-        images = self.inputs(batch)
+        images = self.inputs(batch.images)
         output = self.model(images)
         retention = penalty(self.method, self.model)
-        if self.method.needs_teacher:
+        if self.method.needs_teacher and self.before is not None:
             with torch.no_grad():
                 target = self.before(images)
             retention = retention + sum(self.method.retention_losses(output, target).values())
@@ -154,30 +166,31 @@ class Subject:
 
     def segmentation_and_among_old(self, batch: Batch) -> Tensor:
         """l_seg, and l_seg as if the step's new classes were not there."""
-        logits = self.model(self.inputs(batch)).logits
+        logits = self.model(self.inputs(batch.images)).logits
         choices = logits, logits[:, : self.step.num_old]
         return torch.stack([batch.segmentation_loss(scores, batch.labels) for scores in choices])
 
 
 def anchors(method: Method) -> dict[str, Tensor]:
-    return getattr(method, "anchor", {})
+    return method.anchor if isinstance(method, ImportanceMethod) else {}
 
 
 def penalty(method: Method, model: nn.Module) -> Tensor | float:
     """R of the importance methods, which in training add its gradient in closed form: sum omega (theta - anchor)^2."""
+    if not isinstance(method, ImportanceMethod):
+        return 0.0
     parameters = dict(model.named_parameters())
     return sum(
         (method.omega[name] * (parameters[name] - anchor) ** 2).sum()
-        for name, anchor in anchors(method).items()
+        for name, anchor in method.anchor.items()
     )
 
 
-def read_subject(options: argparse.Namespace, dataset: Dataset, config: Config) -> Subject:
+def read_subject(folder: RunFolder, wanted: int | None, dataset: Dataset, config: Config) -> Subject:
     steps = configured_steps(
         config.data.dataset, config.data.protocol, config.data.steps, dataset.class_names
     )
-    folder = RunFolder(options.run)
-    step = steps[choose_step(folder, options.step, len(steps))]
+    step = steps[choose_step(folder, wanted, len(steps))]
     device = torch.device("cuda" if config.train.device != "cpu" and torch.cuda.is_available() else "cpu")
     model, state = load_model(folder.step_checkpoint(step.index), step, device)
     method, before, start = make_plain_method(config), None, model
@@ -186,6 +199,7 @@ def read_subject(options: argparse.Namespace, dataset: Dataset, config: Config) 
         start, left = load_model(folder.step_checkpoint(earlier.index), earlier, device)
         load_method_state(method, left["methods"], step)
         before = start.frozen_copy()
+        before.returns_stages = model.returns_stages = method.needs_stages
     method.begin_step(start, step)
     return Subject(config, steps, step, model, before, method, state["network"]["arguments"]["norm"])
 
@@ -249,7 +263,18 @@ class Pictures:
             method = make_plain_method(subject.config)
             method.begin_step(subject.model, step)
         table = train_table(step, data.mode, data.void)
-        return StepDataset(pictures, table, transform, seed=self.options.seed), method
+        dataset = StepDataset(pictures, table, transform, seed=self.options.seed)
+        if method is subject.method and subject.before is not None and method.surveys:
+            method.survey(self._teacher_outputs(dataset))
+        return dataset, method
+
+    def _teacher_outputs(self, dataset: StepDataset) -> Iterator[tuple[Tensor, Output]]:
+        """As train.py hands them to a method that surveys."""
+        assert self.subject.before is not None
+        for part in torch.arange(len(dataset)).split(self.options.batch):
+            images, labels = self._read(dataset, part.tolist())
+            with torch.no_grad():
+                yield labels, self.subject.before(self.subject.inputs(images))
 
     def _test(self) -> tuple[StepDataset, Method]:
         """Test pictures with all labels seen so far: a method that never began a step takes every label for what it says."""
@@ -273,23 +298,29 @@ class Pictures:
         orders = [torch.randperm(len(data), generator=generator).split(size) for data, _ in groups]
         whole = [(g, part) for g, order in enumerate(orders) for part in order if len(part) == size]
         chosen = torch.randperm(len(whole), generator=generator)[: options.pictures // size]
-        return [self._batch(*groups[g], part.tolist()) for g, part in (whole[i] for i in chosen)]
+        return [self._batch(groups[g], part.tolist()) for g, part in (whole[i] for i in chosen)]
 
-    def _batch(self, data: StepDataset, method: Method, positions: list[int]) -> Batch:
+    def _batch(self, group: tuple[StepDataset, Method], positions: list[int]) -> Batch:
+        (data, method), before = group, self.subject.before
+        images, labels = self._read(data, positions)
+        if method is self.subject.method and before is not None and method.needs_teacher:
+            with torch.no_grad():
+                labels = method.targets(labels, before(self.subject.inputs(images)))
+        return Batch(images, labels, method.segmentation_loss)
+
+    def _read(self, data: StepDataset, positions: list[int]) -> tuple[Tensor, Tensor]:
         images, labels = zip(*(data[0, position] for position in positions), strict=True)
-        labels = torch.stack(labels).long().to(self.subject.parameters[0].device)
-        return Batch(torch.stack(images), labels, method.segmentation_loss)
+        return torch.stack(images), torch.stack(labels).long().to(self.subject.parameters[0].device)
 
 
 # ---------------------------------------------------------------------------------------------------------- measures
 
 
-def measure(options: argparse.Namespace) -> dict:
-    torch.use_deterministic_algorithms(True, warn_only=True)
-    torch.utils.deterministic.fill_uninitialized_memory = False
-    config = load_config([options.run / "config.yaml"])
+def measure(folder: Path, options: argparse.Namespace) -> dict:
+    be_deterministic()
+    config = load_config([folder / "config.yaml"])
     dataset = load_dataset(config.data.dataset, config.data.root, config.data.train_list)
-    subject = read_subject(options, dataset, config)
+    subject = read_subject(RunFolder(folder), options.step, dataset, config)
     pictures = Pictures(subject, dataset, options)
     batches = pictures.of(options.on)
     old = pictures.of("old") if subject.before is not None else []
@@ -298,8 +329,8 @@ def measure(options: argparse.Namespace) -> dict:
         raise RunError(
             f"--of objective: {config.method.name} has no retention term in step {subject.step.index}"
         )
-    result = {
-        "run": str(options.run),
+    result: dict[str, Any] = {
+        "run": str(folder),
         "step": subject.step.index,
         "method": config.method.name,
         "phase": config.phase.name,
@@ -344,7 +375,7 @@ def measure_loss(
     if not math.isfinite(value):
         raise RunError(f"the loss of this model is {value}: there is nothing to measure")
     whole, single = flatness.gradient_norms(loss, batches, parameters)
-    figures = {"loss": value, "gradient_norm2": whole, "gradient_norm2_of_a_batch": single}
+    figures: dict[str, Any] = {"loss": value, "gradient_norm2": whole, "gradient_norm2_of_a_batch": single}
     if options.top:
         figures["eigenvalues"] = flatness.top_eigenvalues(
             loss, batches, parameters, options.top, seed=options.seed
@@ -386,13 +417,14 @@ def line(subject: Subject, old: list[Batch]) -> dict:
 
     What both models have is interpolated, running statistics too; the new classifier is that of the new model throughout.
     """
+    assert subject.before is not None, "step 0 has no line"
     start, tensors = subject.before.state_dict(), subject.model.state_dict()
     shared = [tensors[name] for name in start]
     end = [tensor.clone() for tensor in shared]
     losses = landscape.loss_between(
         subject.segmentation_and_among_old, old, shared, list(start.values()), end, PLACES
     )
-    figures = {"places": PLACES}
+    figures: dict[str, Any] = {"places": PLACES}
     for name, values in zip(("seg", "among_old"), losses.T.tolist(), strict=True):
         figures[name] = {"losses": values, "barrier": landscape.barrier(values, PLACES)}
     return figures
@@ -432,12 +464,16 @@ def figures_table(result: dict) -> str:
         "||gradient||^2 of a batch": lambda f: number(f["gradient_norm2_of_a_batch"]),
     }
     for i in range(result["top"]):
-        rows[f"eigenvalue {i + 1}"] = lambda f, i=i: number(*f["eigenvalues"][i : i + 1])
+        rows[f"eigenvalue {i + 1}"] = partial(eigenvalue, i)
     if all("trace" in figures for figures in columns.values()):
         rows["trace"] = lambda f: f"{number(f['trace']['mean'])} +- {f['trace']['standard_error']:.2g}"
     rows["sharpness, %"] = lambda f: number(f["sharpness"])
     cells = [[name, *(show(figures) for figures in columns.values())] for name, show in rows.items()]
     return format_table(["", *columns], cells)
+
+
+def eigenvalue(index: int, figures: dict) -> str:
+    return number(*figures["eigenvalues"][index : index + 1])
 
 
 def line_table(result: dict) -> str:
@@ -464,8 +500,16 @@ def number(value: float | None = None) -> str:
 
 
 def draw(path: Path, result: dict) -> None:
+    from scripts.plotting import STYLE, pyplot, save
+
+    with pyplot.rc_context(STYLE):
+        save(draw_landscape(result), path)
+
+
+def draw_landscape(result: dict) -> "Figure":
     """l_seg along a random direction, over a plane of two, and along the step."""
-    pyplot = plotting()
+    from scripts.plotting import pyplot
+
     modes = result["modes"]
     has_line = all("line" in figures for figures in modes.values())
     panels = 1 + len(modes) + has_line
@@ -488,17 +532,17 @@ def draw(path: Path, result: dict) -> None:
         axis.set_box_aspect(1)
     named = axes[-1] if has_line else axes[0]
     figure.legend(*named.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    save(figure, path)
+    return figure
 
 
-def draw_curve(axis, places: list[float], losses: list[float], label: str, style: str = "-") -> None:
+def draw_curve(axis: "Axes", places: list[float], losses: list[float], label: str, style: str = "-") -> None:
     colours = {"eval": "#0072B2", "train": "#D55E00"}  # distinct to the colour-blind
     axis.plot(places, losses, style, color=colours[label.split(",")[0]], label=label)
     if max(losses) > 10 * min(losses) > 0:
         axis.set_yscale("log")
 
 
-def draw_plane(figure, axis, plane: dict) -> None:
+def draw_plane(figure: "Figure", axis: "Axes", plane: dict) -> None:
     losses = np.nan_to_num(np.array(plane["seg"]), nan=1e6).clip(1e-6, 1e6)
     levels = np.geomspace(losses.min(), losses.max() * 1.001, 13)
     filled = axis.contourf(plane["places"], plane["places"], losses, levels=levels, norm="log")
@@ -507,107 +551,6 @@ def draw_plane(figure, axis, plane: dict) -> None:
     axis.grid(False)
     bar = figure.colorbar(filled, ax=axis, label="l_seg", shrink=0.8, ticks=levels[::3], format="%.3g")
     bar.minorticks_off()
-
-
-def plotting():
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    pyplot.rcParams.update({"font.size": 9, "axes.grid": True, "grid.alpha": 0.3})
-    return pyplot
-
-
-def save(figure, path: Path) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=130)
-
-
-# --------------------------------------------------------------------------------------------------------- Theorem 1
-
-ETAS = [1e-2 * 2**-k for k in range(6)]
-SETTLED = 100  # pairs after which 0.9^(2 pairs) no longer shows
-
-
-@dataclass(frozen=True)
-class Variant:
-    """How the pair whose displacement is measured is made: the theorem's by default."""
-
-    momentum: float = 0.0
-    batch: str = "same"
-    pair: int = 1  # which pair of the phase
-
-
-VARIANTS = {
-    "the theorem's: plain SGD, one batch": Variant(),
-    "another batch in the ascent": Variant(batch="next"),
-    "momentum 0.9, first pair": Variant(momentum=0.9),
-    f"momentum 0.9, after {SETTLED} pairs": Variant(momentum=0.9, pair=SETTLED + 1),
-}
-
-
-def pair_of_steps(eta: float, variant: Variant) -> tuple[Tensor, Tensor]:
-    """How far a descent and an ascent move a tanh network, and -(eta^2 / 2) grad ||grad L||^2, which Theorem 1 predicts."""
-    torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
-    inputs, targets = torch.randn(2, 16, 3, dtype=torch.float64), torch.randint(3, (2, 16))
-    parameters = list(net.parameters())
-
-    def loss(batch: int) -> Tensor:
-        return nn.functional.cross_entropy(net(inputs[batch]), targets[batch])
-
-    total = 2 * variant.pair
-    phase = AlterSGD(0, 1.0, 1.0, batch=variant.batch)
-    optimizer = torch.optim.SGD(parameters, lr=eta, momentum=variant.momentum)
-    for iteration in range(1, total + 1):
-        if iteration == total - 1:
-            start = flatness.flatten(parameters)
-            (gradient,) = flatness.gradients(loss, [0], parameters)
-            predicted = -(eta**2) * flatness.hessian_product(loss, [0], parameters, gradient)
-        batch = (phase.batch_of(iteration, total) - 1) % 2
-        optimizer.zero_grad()
-        (phase(iteration, total).learn * loss(batch)).backward()
-        optimizer.step()
-    return flatness.flatten(parameters) - start, predicted
-
-
-def pair_errors(variant: Variant) -> list[float]:
-    """|| displacement - prediction || at each of ETAS."""
-    pairs = (pair_of_steps(eta, variant) for eta in ETAS)
-    return [(moved - predicted).norm().item() for moved, predicted in pairs]
-
-
-def slope(errors: Sequence[float]) -> float:
-    """Of the straight line through the errors in log-log."""
-    return float(np.polyfit(np.log(ETAS), np.log(errors), 1)[0])
-
-
-def theorem(path: Path) -> str:
-    """Measure the error of Theorem 1 against eta, as it stands and with what training adds to it."""
-    errors = {name: pair_errors(variant) for name, variant in VARIANTS.items()}
-    predicted = [pair_of_steps(eta, Variant())[1].norm().item() for eta in ETAS]
-    draw_theorem(path, errors, predicted)
-    header = ["a descent and an ascent", "slope of the error"]
-    header += [f"error / predicted move at eta {ETAS[i]:.1g}" for i in (0, -1)]
-    rows = [
-        [name, f"{slope(values):.2f}", *(f"{values[i] / predicted[i]:.2g}" for i in (0, -1))]
-        for name, values in errors.items()
-    ]
-    return format_table(header, rows)
-
-
-def draw_theorem(path: Path, errors: dict[str, list[float]], predicted: list[float]) -> None:
-    pyplot = plotting()
-    figure, axis = pyplot.subplots(figsize=(5.6, 5), layout="constrained")
-    looks = zip("os^D", ("#D55E00", "#009E73", "#0072B2", "#56B4E9"), strict=True)
-    for (name, values), (marker, colour) in zip(errors.items(), looks, strict=True):
-        label = f"{name} (slope {slope(values):.2f})"
-        axis.loglog(ETAS, values, marker=marker, color=colour, markersize=5, label=label)
-    axis.loglog(ETAS, predicted, "k--", linewidth=1, label="size of the predicted move (slope 2)")
-    axis.set(xlabel="eta", ylabel="|| move - prediction ||", title="Theorem 1: a descent, then an ascent")
-    figure.legend(loc="outside lower center", frameon=False)
-    save(figure, path)
 
 
 if __name__ == "__main__":

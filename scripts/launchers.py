@@ -170,7 +170,7 @@ class Training:
 
     __submitit_checkpoint__ = checkpoint  # its newer name
 
-    def _note(self, number: int, frame) -> None:
+    def _note(self, number: int, frame: Any) -> None:
         self.told = True
 
 
@@ -197,8 +197,9 @@ def run_on_cluster(
     groups: dict[str | None, list[Task]] = {}
     for task in sorted(tasks, key=lambda task: task.needs is not None):
         groups.setdefault(task.needs, []).append(task)
-    by_name = {task.name: task for task in tasks}
-    jobs, ended, told = dict[str, Any](), done_before(tasks), False
+    by_name: dict[str | None, Task] = {task.name: task for task in tasks}
+    jobs: dict[str | None, Any] = {}
+    ended, told = done_before(tasks), False
     while jobs or (groups and not stop.requested):
         for needs, group in [] if stop.requested else list(groups.items()):
             if ended.get(needs) == Event.DONE or (needs in jobs and cluster == "slurm"):
@@ -222,7 +223,7 @@ def run_on_cluster(
                 yield by_name[name], event
 
 
-def _executor(folder: Path, cluster: str, gpus: int, threads: int | None, options: Mapping[str, Any]):
+def _executor(folder: Path, cluster: str, gpus: int, threads: int | None, options: Mapping[str, Any]) -> Any:
     try:
         from submitit import AutoExecutor
     except ImportError:
@@ -237,14 +238,14 @@ def _executor(folder: Path, cluster: str, gpus: int, threads: int | None, option
     return executor
 
 
-def _submit(executor, group: Sequence[Task], threads: int | None, after) -> dict[str, Any]:
+def _submit(executor: Any, group: Sequence[Task], threads: int | None, after: Any) -> dict[str | None, Any]:
     order = {"dependency": f"afterok:{after.job_id}", "kill-on-invalid-dep": "yes"} if after else {}
     executor.update_parameters(slurm_additional_parameters=order)
     with executor.batch():
         return {task.name: executor.submit(Training(task.command, task.log, threads)) for task in group}
 
 
-def _outcome(task: Task, job, ended: Mapping[str | None, Event], stop: StopRequest) -> Event | None:
+def _outcome(task: Task, job: Any, ended: Mapping[str | None, Event], stop: StopRequest) -> Event | None:
     if ended.get(task.needs, Event.DONE) != Event.DONE:
         job.cancel(check=False)  # Slurm does so too, but some minutes later
         return Event.SKIPPED

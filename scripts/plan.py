@@ -15,6 +15,7 @@ from data.incremental import select_train
 from data.index import build_index
 from data.official import LISTS, STEP_SIZES
 from data.protocols import PROTOCOLS, configured_steps
+from methods import UPDATES
 from metrics.tables import format_table
 from models.run_folder import RunError, RunFolder
 from scripts.experiments import Job, experiments_of, jobs_of, planned_keys
@@ -107,15 +108,18 @@ class Run:
         """Those it does not get from another run."""
         data, last = self.config.data, self.config.train.last_step
         if last is None:
-            last = len(data.steps or PROTOCOLS[data.dataset][data.protocol]) - 1
+            last = len(data.steps or PROTOCOLS[data.dataset][data.protocol or ""]) - 1
         return range(0 if self.job.needs is None else 1, last + 1)
 
     def passes(self, first: int = 0) -> int:
-        """Epochs x pictures of its own steps from the `first` on."""
+        """Epochs x pictures x gradient evaluations per update, of its own steps from the `first` on."""
         assert self.sizes is not None
-        train = self.config.train
+        train, update = self.config.train, self.config.update
+        evaluations = UPDATES[update.name].evaluations
         return sum(
-            (train.epochs if step == 0 else train.epochs_later) * self.sizes[step]
+            (train.epochs if step == 0 else train.epochs_later)
+            * self.sizes[step]
+            * (evaluations if step >= update.from_step else 1)
             for step in self._own_steps
             if step >= first
         )
@@ -161,7 +165,7 @@ def list_jobs(
 def look_at(jobs: Mapping[Job, Config], preset: Preset, count: bool = True) -> list[Run]:
     """How far each job is. `count` reads the data set; without it the costs are known as far as the preset knows them."""
     data = {config.data for config in jobs.values()}
-    sizes = {d: count_pictures(d) if count else preset.sizes.get((d.protocol, d.mode)) for d in data}
+    sizes = {d: count_pictures(d) if count else preset.sizes.get((d.protocol or "", d.mode)) for d in data}
     runs = [Run(job, config, sizes[config.data]) for job, config in jobs.items()]
     wanted = {run.job.needs for run in runs if run.to_do}
     for run in runs:
@@ -212,7 +216,7 @@ def _costs(run: Run, seconds: float) -> tuple[str, str]:
 
 def _saving(runs: Sequence[Run]) -> str:
     shared = sum(run.passes() for run in runs)
-    first = {run.name: run.passes() for run in runs if run.is_step_0}
+    first: dict[str | None, int] = {run.name: run.passes() for run in runs if run.is_step_0}
     alone = sum(run.passes() + first.get(run.job.needs, 0) for run in runs if not run.is_step_0)
     saved = f"{1 - shared / alone:.0%}"
     return f"sharing step 0: {shared:,} picture passes in all instead of {alone:,}, {saved} saved"

@@ -15,6 +15,7 @@ import argparse
 import io
 import math
 import os
+import stat
 import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -36,6 +37,9 @@ from models import checkpoint
 from models.inference import predict
 from models.run_folder import RunError
 
+LONGEST_NAME = (
+    200  # bytes: with an ending, and while it is written, a name must stay below the 255 of most file systems
+)
 ENDINGS = ("_mask.png", "_overlay.png", "_steps.png", "_probabilities.npz")
 MEGAPIXELS = 2.0  # shown to the network at once; with 150 classes their scores take 1.2 GB
 TINT = 0.6  # how much of an overlay's colour is the class's
@@ -57,7 +61,7 @@ def main(arguments: list[str]) -> int:
             say_skipped(path, why)
         num_skipped = len(problems) + predict_all(checkpoints, names, device, options)
     except (RunError, DataError, checkpoint.CheckpointError, OSError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        print(printable(f"error: {error}"), file=sys.stderr)
         return 2
     if num_skipped:
         print(f"{num_skipped} skipped, {len(pictures) + len(problems) - num_skipped} done", file=sys.stderr)
@@ -120,7 +124,7 @@ def predict_all(
                 write_results(place, picture, sight, network, options)
                 if options.all_steps:
                     write_png(with_ending(place, "_steps.png"), strip(picture, strips[path], network.names))
-                tqdm.write(report(path, place, picture, sight, num_frames, network.names))
+                tqdm.write(printable(report(path, place, picture, sight, num_frames, network.names)))
     return len(names) - len(strips)
 
 
@@ -204,15 +208,17 @@ def find_pictures(given: Sequence[Path], out: Path) -> tuple[list[Path], dict[Pa
     pictures: dict[str, Path] = {}
     problems: dict[Path, str] = {}
     for path in given:
-        if path.is_dir():
+        if os.path.isdir(path):
             found = list(pictures_below(path, out))
             if not found:
                 problems[path] = "there is no picture in this folder"
-        elif why := why_not_a_file(path):
-            problems[path], found = why, []
         else:
             found = [path]
-        pictures |= {os.path.abspath(p): p for p in found if os.path.abspath(p) not in pictures}
+        for picture in found:
+            if why := why_not_a_file(picture):
+                problems[picture] = why
+            else:
+                pictures.setdefault(os.path.abspath(picture), picture)
     return list(pictures.values()), problems
 
 
@@ -227,11 +233,13 @@ def pictures_below(folder: Path, out: Path) -> Iterator[Path]:
 
 
 def why_not_a_file(path: Path) -> str | None:
-    if not path.exists():
-        return "no such file"
-    if not path.is_file():
-        return "neither a file nor a folder"
-    return None if path.stat().st_size else "the file is empty"
+    try:
+        status = path.stat()
+    except OSError as error:
+        return "no such file" if isinstance(error, FileNotFoundError) else error.strerror
+    if not stat.S_ISREG(status.st_mode):
+        return "neither a file nor a folder"  # opening a pipe would wait for ever
+    return None if status.st_size else "the file is empty"
 
 
 def output_names(pictures: Sequence[Path]) -> dict[Path, str]:
@@ -241,7 +249,7 @@ def output_names(pictures: Sequence[Path]) -> dict[Path, str]:
     taken: set[str] = set()
     for picture in pictures:
         shared = stems[picture.stem.casefold()] > 1
-        first = f"{picture.absolute().parent.name}-{picture.stem}" if shared else picture.stem
+        first = cut(f"{picture.absolute().parent.name}-{picture.stem}" if shared else picture.stem)
         name, number = first, 1
         while name.casefold() in taken:
             number += 1
@@ -249,6 +257,12 @@ def output_names(pictures: Sequence[Path]) -> dict[Path, str]:
         taken.add(name.casefold())
         names[picture] = name
     return names
+
+
+def cut(name: str) -> str:
+    """No longer than a file's name can be."""
+    content = os.fsencode(name)
+    return name if len(content) <= LONGEST_NAME else content[:LONGEST_NAME].decode(errors="ignore")
 
 
 def refuse_to_replace(pictures: Sequence[Path], names: Mapping[Path, str], out: Path) -> None:
@@ -302,7 +316,12 @@ def report(
 
 
 def say_skipped(path: Path, why: str) -> None:
-    tqdm.write(f"skipped {path}: {why}", file=sys.stderr)
+    tqdm.write(printable(f"skipped {path}: {why}"), file=sys.stderr)
+
+
+def printable(line: str) -> str:
+    """Names of files may hold line breaks, and bytes that are no text."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)
 
 
 # ---------------------------------------------------------------------------------------------------------------- drawing

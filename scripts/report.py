@@ -135,15 +135,16 @@ def read_runs(folders: Sequence[Path], base: Path | None = None) -> Collection:
 
 def read_run(path: Path, base: Path | None) -> Run:
     """A run whose figures can be used; RunError for anything that train.py would not have written."""
-    results = read_results(path)
-    lacking = [key for key in WANTED_KEYS if not isinstance(results, dict) or key not in results]
+    content = read_results(path)
+    results = content if isinstance(content, dict) else {}
+    lacking = [key for key in WANTED_KEYS if key not in results]
     if lacking:
         raise RunError(f"{path}: holds no {', '.join(lacking)}, so it is not of train.py; move it away")
     place = str(path.parent) if base is None else os.path.relpath(path.parent, base)
     run = Run(path.parent, results, place)
     try:
         _ = run.setting, run.seed, run.steps, run.is_finished and (run.class_names, run.history)
-    except (KeyError, TypeError, ValueError, IndexError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
         raise RunError(
             f"{path}: not as train.py writes it ({type(error).__name__}: {error}); score the run again or move it away"
         ) from error

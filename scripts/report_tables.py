@@ -5,12 +5,22 @@ Markdown file use.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from data.protocols import BACKGROUND
 from metrics import paper
 from metrics.continual import group_names
 from metrics.paper import Setting
-from metrics.summary import SMALLEST_TEST, Collection, Difference, Spread, machine_differences, paired, spread
+from metrics.summary import (
+    FLATNESS,
+    SMALLEST_TEST,
+    Collection,
+    Difference,
+    Spread,
+    machine_differences,
+    paired,
+    spread,
+)
 from scripts.layouts import EMPTY, Section, Table
 
 KEYS = ("old", "new", "all")
@@ -20,7 +30,7 @@ CONTRADICTION = (
     "they are shown as printed."
 )
 # Each choice that the paper leaves open alone, and what its theorem supposes. Step 0 stays shared, as in the paper.
-ABLATIONS = [
+ABLATIONS: list[dict[str, Any]] = [
     *(
         {key: choice}
         for key, choices in paper.CHOICES.items()
@@ -64,7 +74,11 @@ def ablations(runs: Collection) -> list[Setting]:
     """Changes of AlterSGD and of the control that share lambda and p with them: those wanted, then others that ran."""
     wanted = [paper.alternating(mib(runs), **changes) for changes in ABLATIONS]
     common = ("mib", mib(runs).lambda_a, mib(runs).lambda_a, paper.DEFAULT_P)
-    ran = [s for s in runs.cells if (s.method, s.lambda_a, s.lambda_b, s.p) == common and s.changes]
+    ran = [
+        s
+        for s in runs.cells
+        if (s.method, s.lambda_a, s.lambda_b, s.p) == common and s.changes and not s.beside
+    ]
     return wanted + [s for s in ran if s not in wanted]
 
 
@@ -74,6 +88,11 @@ def found(runs: Collection) -> list[Setting]:
     rest = [s for s in runs.cells if s not in order]
     rest.sort(key=lambda s: (s.method, s.phase, s.p, s.lambda_a, s.lambda_b, str(s.changes)))
     return [s for s in order if s in runs.cells] + rest
+
+
+def neighbours(runs: Collection) -> list[Setting]:
+    """MiB with something else for flatness, and PLOP, as far as they ran."""
+    return [s for s in found(runs) if (s.beside and s.phase == "descent") or s.method == "plop"]
 
 
 def lambdas(runs: Collection) -> list[float]:
@@ -124,7 +143,8 @@ def table_2(runs: Collection) -> Section:
     new = [c for c in runs.steps[-1].seen if c != BACKGROUND and c not in old]
     tables = []
     for classes in (chunk for part in (old, new) for chunk in _chunks(part, CLASSES_IN_A_TABLE)):
-        lines, rules = [], []
+        lines: list[list[str]] = []
+        rules: list[int] = []
         for name, setting in rows.items():
             rules.append(len(lines))
             lines.append([name, seeds(runs, setting), *(cell(runs, setting, c) for c in classes)])
@@ -272,15 +292,9 @@ def table_costs(runs: Collection) -> Section:
     rows = []
     for setting in (s for s in found(runs) if s.method != "joint"):
         ours = runs.values(setting, "seconds")
-        ratios = spread(ours[seed] / control[seed] for seed in ours.keys() & control.keys() if control[seed])
+        row = [name(runs, setting), str(len(ours)), show(spread(ours.values()), 0)]
         rows.append(
-            [
-                name(runs, setting),
-                str(len(ours)),
-                show(spread(ours.values()), 0),
-                show(ratios, 2),
-                str(ratios.n),
-            ]
+            [*row, ratio(runs, setting, mib(runs), "seconds"), str(len(ours.keys() & control.keys()))]
         )
     notes = ["Training alone, without scoring; the ratio is the mean over the seeds that both have."]
     unlike = machine_differences(runs.runs)
@@ -291,6 +305,43 @@ def table_costs(runs: Collection) -> Section:
     return Section("costs", "Costs", [table], notes)
 
 
+def table_neighbours(runs: Collection) -> Section:
+    """AlterSGD beside other roads to flat minima: what is learned and kept, how flat it ends, and what it costs."""
+    plain = mib(runs)
+    settings = {name(runs, s): s for s in [plain, altersgd(runs), consolidate(runs), *neighbours(runs)]}
+    rows = [
+        [
+            *(label, *means(runs, s), cell(runs, s, "forgetting")),
+            *(scientific(runs, s, key) for key in FLATNESS),
+            *(ratio(runs, s, plain, key) for key in ("gradients", "seconds")),
+        ]
+        for label, s in settings.items()
+    ]
+    table = Table(
+        "AlterSGD and its neighbours",
+        [
+            *(
+                "setting",
+                "seeds",
+                *groups(runs),
+                "forgetting",
+                "squared gradient norm",
+                "top eigenvalue",
+                "trace",
+            ),
+            *("gradients", "seconds"),
+        ],
+        rows,
+        [("", 2), ("mIoU in percent", 3), ("", 1), ("l_seg, norms in eval", 3), ("cost, MiB = 1", 2)],
+        rules=[3],
+    )
+    notes = ["Gradients: of single pictures, in the steps after step 0. Seconds: of training in these steps."]
+    unlike = machine_differences(runs.runs)
+    if unlike:
+        notes.append(f"Not made alike, so seconds cannot be compared: {'; '.join(unlike)}.")
+    return Section("neighbours", "Neighbours of AlterSGD", [table], notes, missing(runs, settings))
+
+
 SECTIONS: dict[str, Callable[[Collection], Section]] = {
     "table1": table_1,
     "table2": table_2,
@@ -299,6 +350,7 @@ SECTIONS: dict[str, Callable[[Collection], Section]] = {
     "figure-p": table_p,
     "ablations": table_ablations,
     "differences": table_differences,
+    "neighbours": table_neighbours,
     "forgetting": table_forgetting,
     "costs": table_costs,
 }
@@ -329,6 +381,20 @@ def show(value: Spread, digits: int = 1) -> str:
         return EMPTY
     deviation = "" if value.deviation is None else f" ± {value.deviation:.{digits}f}"
     return f"{value.mean:.{digits}f}{deviation}"
+
+
+def scientific(runs: Collection, setting: Setting, key: str | int) -> str:
+    """Three digits, for figures that span orders of magnitude."""
+    value = spread(runs.values(setting, key).values())
+    if value.mean is None:
+        return EMPTY
+    return f"{value.mean:.3g}" + ("" if value.deviation is None else f" ± {value.deviation:.2g}")
+
+
+def ratio(runs: Collection, setting: Setting, control: Setting, key: str) -> str:
+    """The mean over the seeds that both have."""
+    ours, theirs = runs.values(setting, key), runs.values(control, key)
+    return show(spread(ours[seed] / theirs[seed] for seed in ours.keys() & theirs.keys() if theirs[seed]), 2)
 
 
 def number(value: float | str | None) -> str:

@@ -142,7 +142,7 @@ def carry_out(runs: Sequence[Run], options: argparse.Namespace, command: Sequenc
     for run in runs:
         if run.state == State.OTHER:
             report(run, Event.FAILED)
-        elif run.to_do and ended.get(run.job.needs) == Event.FAILED:
+        elif run.to_do and ended.get(run.job.needs or "") == Event.FAILED:
             report(run, Event.SKIPPED)
     stop = StopRequest()
     for task, event in launch([run for run in runs if run.name not in ended], stop, options, command):
@@ -187,7 +187,7 @@ def ending(run: Run, event: Event, seconds: float) -> str:
 def last_row(folder: RunFolder) -> str:
     """mIoU in percent after the last step: 1-15 40.5 / 16-20 13.3 / all 33.7"""
     try:
-        results = folder.read_results()
+        results = folder.read_results() or {}
         groups = group_names(steps_from_lists(results["protocol"])) | {"all": "all"}
         miou = results["steps"][-1]["miou"]
     except (RunError, TypeError, LookupError):

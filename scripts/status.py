@@ -17,7 +17,6 @@ Exit codes: 0 some run was found, 2 none was.
 """
 
 import argparse
-import fcntl
 import os
 import re
 import struct
@@ -239,7 +238,7 @@ def look_at(path: Path) -> Run:
     data, last = config["data"], config["train"]["last_step"]
     protocol = data["steps"] or PROTOCOLS[data["dataset"]][data["protocol"]]
     num_steps = len(protocol) if last is None else last + 1
-    held = is_held(path)
+    held = folder.is_held()
     if len(figures) >= num_steps and not held:
         state, place = State.DONE, None
     else:
@@ -272,18 +271,6 @@ def read_config(folder: RunFolder, results: Mapping[str, Any]) -> Mapping[str, A
     return results["config"]
 
 
-def is_held(path: Path) -> bool:
-    """Whether a living process has locked the folder. Asks for a shared lock, so that one look does not see another."""
-    try:
-        with open(path / ".lock", "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-    except FileNotFoundError:
-        return False
-    except BlockingIOError:
-        return True
-    return False
-
-
 def saved_place(folder: RunFolder, step: int) -> Place | None:
     """Where the step would go on. The file is mapped into memory, so that its weights are never read."""
     for path in (folder.resume_checkpoint, previous_path(folder.resume_checkpoint)):
@@ -302,7 +289,7 @@ def logged_place(path: Path, config: Mapping[str, Any], figures: Sequence[Mappin
     before = sum(figure.get("iterations", 0) for figure in figures)
     rates = [
         (when, at - before, lr)
-        for file in files[-1:]  # every step and every start has a file of its own
+        for file in files[-1:]  # every start has a file of its own
         for when, at, lr in learning_rates(file)
         if at > before
     ]

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# All checks: lint, format, tests. Installs what they need into .venv, inplace-abn built from source where there is a compiler.
+# All checks: lint, format, types, tests. Installs what they need into .venv, inplace-abn built from source where there is a compiler.
 #   bash scripts/test.sh [--fast] [pytest arguments]        --fast leaves out the tests marked slow
 set -euo pipefail
 case "${1:-}" in -h | --help) sed -n '2,3s/^# //p' "$0"; exit 0 ;; esac
@@ -18,6 +18,7 @@ fi
 
 "$PYTHON" -m ruff check .
 "$PYTHON" -m ruff format --check .
+"$PYTHON" -m mypy
 selection=()
 if [ "${1:-}" = "--fast" ]; then
   selection=(-m "not slow")

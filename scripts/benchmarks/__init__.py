@@ -8,6 +8,7 @@ from scripts.benchmarks.measure import Figure, Options
 PARTS: dict[str, Callable[[Options], list[Figure]]] = {
     "iteration": training.iteration,
     "alternation": training.alternation,
+    "updates": training.updates,
     "losses": losses.losses,
     "labels": inputs.labels,
     "loading": inputs.loading,

@@ -1,6 +1,7 @@
 """Scoring: the confusion matrix, and whether pictures are loaded while the network is busy."""
 
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -19,6 +20,7 @@ from scripts.benchmarks.measure import (
     Figure,
     Options,
     Target,
+    channels_last,
     interleave,
     ratio,
     summary,
@@ -71,7 +73,7 @@ def overlap(options: Options) -> Figure:
     pictures, size, side = (20, 64, 64) if options.quick else (160, 512, 128)
     model = build_segmenter("resnet_tiny", head_channels=64)
     model.add_classes(NUM_CLASSES)
-    model = model.to(memory_format=torch.channels_last).eval()
+    model = channels_last(model).eval()
     step = protocol_steps("voc", "offline")[0]
     with tempfile.TemporaryDirectory() as folder, torch_threads(max(1, torch.get_num_threads() - 1)):
         root = Path(folder) / "shapes"
@@ -92,7 +94,7 @@ def overlap(options: Options) -> Figure:
     return summary(what, ratios, Target(high=1.2), raw=samples)
 
 
-def score(model: Segmenter, batches) -> None:
+def score(model: Segmenter, batches: Iterable) -> None:
     """The loop of train.py's evaluate."""
     matrix = ConfusionMatrix(NUM_CLASSES)
     for images, labels in batches:

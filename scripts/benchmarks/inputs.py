@@ -4,6 +4,7 @@ import tempfile
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -98,10 +99,11 @@ def given(root: Path | None, option: str) -> Dataset:
 
 def crops_of(dataset: StepDataset) -> list[Draw]:
     """What the transform of a data set draws for each picture in epoch 0."""
+    transform: Any = dataset.transform
     draws: list[Draw] = []
 
     def draw(image: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        draws.append(dataset.transform.draw(image))
+        draws.append(transform.draw(image))
         return image, mask
 
     recorder = StepDataset(dataset.pictures, dataset.table, draw, dataset.seed)

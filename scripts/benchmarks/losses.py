@@ -71,7 +71,8 @@ def gradient(variant: Losses, logits: Tensor, teacher: Tensor, labels: Tensor) -
 
 def compiled(*tensors: Tensor) -> Losses | None:
     """The plain losses by torch.compile, which needs a C++ compiler; None where it fails."""
-    variant = tuple(torch.compile(function, dynamic=False) for function in VARIANTS["plain"])
+    segmentation, retention = VARIANTS["plain"]
+    variant = torch.compile(segmentation, dynamic=False), torch.compile(retention, dynamic=False)
     try:
         gradient(variant, *tensors)
     except Exception as error:  # compilers fail in many ways

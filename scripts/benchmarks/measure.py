@@ -14,11 +14,17 @@ import torch
 from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile
 
+from models.segmenter import Segmenter
+
 Samples = dict[str, list[float]]  # by variant
 
 
 class Skipped(Exception):
     """A part that cannot be measured as asked; the message says why."""
+
+
+def channels_last(model: Segmenter) -> Segmenter:
+    return model.to(memory_format=torch.channels_last)  # type: ignore[call-overload]  # unknown to torch's own stubs
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from models.norm import ABN, LEAKY_SLOPE
 from models.segmenter import Segmenter, build_segmenter
-from scripts.benchmarks.measure import Figure, Options, Target, ratio, saved_bytes, say
+from scripts.benchmarks.measure import Figure, Options, Target, channels_last, ratio, saved_bytes, say
 
 NORMS = ("abn", "iabn", "abn_lean")
 TARGETS = {"iabn": Target(high=0.65)}
@@ -43,7 +43,7 @@ def memory(options: Options) -> list[Figure]:
 def network(body: str, norm: str) -> Segmenter:
     model = build_segmenter(body, norm=norm)
     model.add_classes(NUM_CLASSES)
-    return model.to(memory_format=torch.channels_last).train()
+    return channels_last(model).train()
 
 
 def nothing_in_place():

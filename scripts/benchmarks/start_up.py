@@ -78,6 +78,7 @@ def launch(folder: Path, options: Options) -> Callable[[], float]:
 
 
 def wait_for(text: bytes, process: subprocess.Popen) -> None:
+    assert process.stderr is not None  # it is a pipe
     shown = b""
     while text not in shown:
         more = os.read(process.stderr.fileno(), 4096)

@@ -5,13 +5,14 @@ from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import repeat
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from data import Dataset
 from data.protocols import Step, protocol_steps
-from methods import Method, make_method, make_phase
+from methods import Method, make_method, make_phase, make_update, penalise_confidence
 from metrics.health import FiniteGuard
 from models.parallel import Ranks, start_ranks, wrap
 from models.run_folder import RunFolder
@@ -19,8 +20,8 @@ from models.segmenter import Segmenter, build_segmenter
 from scripts.benchmarks.measure import Figure, Options, Target, interleave, ratio, timed
 from train import (
     Run,
-    accumulate_gradients,
     begin_step,
+    objective_of,
     read_config,
     save_step,
     set_learning_rate,
@@ -30,7 +31,7 @@ from train import (
 
 TOTAL = 1_000_000  # iterations of a step: enough for any number of repeats
 LATE = TOTAL * 9 // 10  # well inside AlterSGD's phase
-RHO = 0.05  # SAM's radius
+BETA = 0.1  # of CPR
 BATCHES = {256: 4, 512: 2}  # crop -> pictures
 QUICK = ("model.body=resnet_tiny", "model.head_channels=8", "data.crop=64", "train.batch_size=2")
 STEPS = protocol_steps("voc", "19-1")  # 20 old classes with the background, then one more
@@ -48,16 +49,17 @@ def make_run(folder: Path, steps: Sequence[Step], *overrides: str, ranks: Ranks 
     # At such a rate the weights stay where they are: an iteration costs the same, and no loss can run away.
     config = read_config(["optim.lr=1e-9", "optim.lr_later=1e-9", *overrides])
     names = tuple(map(str, range(steps[-1].num_classes)))
+    unused: Any = None
     return Run(
         config=config,
         ranks=ranks or start_ranks("cpu"),
-        stop=None,
+        stop=unused,
         folder=RunFolder(folder),
         dataset=Dataset("none", names, [], []),
         steps=list(steps),
         train_pictures=[],
         test_classes=[],
-        board=None,
+        board=unused,
         results={},
     )
 
@@ -89,12 +91,13 @@ def make_batch(run: Run) -> tuple[Tensor, Tensor]:
 class Trainee:
     """What train_step holds when its loop begins, with one ready batch in place of the loader."""
 
-    def __init__(self, run: Run, model: Segmenter, teacher: Segmenter | None, method: Method) -> None:
+    def __init__(self, run: Run, model: Segmenter, teacher: Any, method: Any) -> None:
         config = run.config
         self.run, self.model, self.teacher, self.method = run, model, teacher, method
         self.phase = make_phase(
             step=run.steps[-1].index, strength=config.method.strength, **config.phase.model_dump()
         )
+        self.update = make_update(step=run.steps[-1].index, **config.update.model_dump())
         self.optimizer = torch.optim.SGD(
             model.parameters(),
             lr=config.optim.lr_later,
@@ -116,9 +119,10 @@ class Trainee:
         schedule_iteration = self.phase.schedule_iteration(iteration, TOTAL)
         set_learning_rate(self.optimizer, schedule_iteration, TOTAL, config.optim.power)
         self.phase.prepare(self.optimizer, iteration, TOTAL)
-        terms = accumulate_gradients(
-            self.run, self.student, self.teacher, self.method, weights, self.scaler, self.batches
+        evaluate = objective_of(
+            self.run, self.student, self.teacher, self.method, self.update, self.scaler, self.batches
         )
+        terms = self.update(self.model, evaluate, weights, self.scaler.get_scale())
         self.scaler.unscale_(self.optimizer)
         terms |= self.method.after_backward(self.model, weights)
         self.scaler.step(self.optimizer)
@@ -144,51 +148,26 @@ class Trainee:
 
         return iterate
 
-    def sam(self) -> Callable[[], None]:
-        """SAM (Foret et al. 2021): w moves by the gradient at w + rho g / |g|. The teacher's output serves both passes."""
-        parameters, keep = list(self.model.parameters()), self.run.config.method.strength
-
-        def backward(images: Tensor, labels: Tensor, target) -> None:
-            output = self.student(images)
-            retention = self.method.retention_losses(output, target)
-            loss = self.method.segmentation_loss(output.logits, labels) + keep * sum(retention.values())
-            loss.backward()
-
-        def iterate() -> None:
-            images, labels = to_device(self.run, self.batch[0]), self.batch[1].long()
-            with torch.no_grad():
-                target = self.teacher(images)
-            backward(images, labels, target)
-            with torch.no_grad():
-                gradients = [p.grad for p in parameters]
-                norm = torch.stack(torch._foreach_norm(gradients)).norm()
-                climb = torch._foreach_mul(gradients, RHO / norm)
-                torch._foreach_add_(parameters, climb)
-            self.optimizer.zero_grad(set_to_none=True)
-            backward(images, labels, target)
-            with torch.no_grad():
-                torch._foreach_sub_(parameters, climb)
-            self.optimizer.step()
-            self.optimizer.zero_grad(set_to_none=True)
-
-        return iterate
-
 
 def begin(folder: str, *overrides: str, steps: Sequence[Step] = STEPS) -> Trainee:
     run = make_run(Path(folder), steps, *overrides)
     return Trainee(run, *begin_last_step(run))
 
 
-def plainly(trainee: Trainee, method: Method | None = None) -> Trainee:
-    """The same networks trained without a phase, and by another method if one is given."""
+def variant(
+    trainee: Trainee, *, phase: str = "descent", update: str = "plain", method: Method | None = None
+) -> Trainee:
+    """The same networks trained in another way, and by another method if one is given."""
     config = trainee.run.config
-    descent = config.phase.model_copy(update={"name": "descent"})
-    run = replace(trainee.run, config=config.model_copy(update={"phase": descent}))
+    sections = {"phase": config.phase, "update": config.update}
+    named = {"phase": phase, "update": update}
+    changes = {key: section.model_copy(update={"name": named[key]}) for key, section in sections.items()}
+    run = replace(trainee.run, config=config.model_copy(update=changes))
     if method is None:
         return Trainee(run, trainee.model, trainee.teacher, trainee.method)
     method.losses = trainee.method.losses
     method.begin_step(trainee.model, run.steps[-1])
-    return Trainee(run, trainee.model, None, method)
+    return Trainee(run, trainee.model, trainee.teacher if method.needs_teacher else None, method)
 
 
 # ---------------------------------------------------------------------------------------------------------- the parts
@@ -213,16 +192,37 @@ def alternation(options: Options) -> list[Figure]:
     """An iteration of AlterSGD's phase, and one of SAM, against a plain one."""
     with tempfile.TemporaryDirectory() as folder:
         trainee = begin(folder, "method.name=mib", "phase.name=altersgd", *settings(options, 256))
-    plain = plainly(trainee)
     variants = {
         "altersgd": timed(trainee.iterate),
-        "plain": timed(plain.iterate),
-        "sam": timed(plain.sam()),
+        "plain": timed(variant(trainee).iterate),
+        "sam": timed(variant(trainee, update="sam").iterate),
     }
     samples = interleave(variants, options.times(15))
     return [
         ratio("altersgd / plain mib", samples, "altersgd", "plain", Target(0.99, 1.01)),
         ratio("sam / plain mib, for comparison", samples, "sam", "plain", Target(1.5, 2.5)),
+    ]
+
+
+def updates(options: Options) -> list[Figure]:
+    """An iteration of MiB with each neighbour of AlterSGD against a plain one: the phases inside, the others throughout."""
+    with tempfile.TemporaryDirectory() as folder:
+        plain = begin(folder, "method.name=mib", *settings(options, 256))
+    cautious = make_method("mib")
+    penalise_confidence(cautious, BETA)
+    trainees = {
+        "plain": plain,
+        "altersgd": variant(plain, phase="altersgd"),
+        "consolidate": variant(plain, phase="consolidate"),
+        "sam": variant(plain, update="sam"),
+        "gradient_penalty": variant(plain, update="gradient_penalty"),
+        "cpr": variant(plain, method=cautious),
+    }
+    samples = interleave(
+        {name: timed(trainee.iterate) for name, trainee in trainees.items()}, options.times(9)
+    )
+    return [
+        ratio(f"mib + {name} / plain mib", samples, name, "plain") for name in trainees if name != "plain"
     ]
 
 
@@ -233,7 +233,7 @@ def importance(options: Options) -> list[Figure]:
         with tempfile.TemporaryDirectory() as folder:
             trainee = begin(folder, f"method.name={name}", *settings(options, 512))
         assert trainee.method.anchor, "without anchors there is no penalty to pay for"
-        variants = {"ft": timed(plainly(trainee, make_method("ft")).iterate)}
+        variants = {"ft": timed(variant(trainee, method=make_method("ft")).iterate)}
         if name == "rw":
             every = trainee.method.every
             variants |= {"rw look": looking(trainee, 1), "rw between looks": looking(trainee, TOTAL)}

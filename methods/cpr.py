@@ -1,0 +1,26 @@
+"""CPR, classifier-projection regularisation (Cha et al. 2021): stay unsure, which widens the minimum.
+
+    l_seg + beta KL(p || uniform)        p the predicted probabilities, the mean over pixels
+
+From the paper: the term, added to the loss of every task for whatever method is used against forgetting. Our choices: on a
+pixel it goes over all classes known by then, background included; it is part of l_seg, so a phase that flips l_seg flips it
+too; `method.entropy` is beta, and 0 leaves it out.
+"""
+
+import math
+
+from torch import Tensor
+
+from methods.base import Method
+
+
+def confidence(logits: Tensor) -> Tensor:
+    """KL(p || uniform) = log C - H(p), the mean over pixels."""
+    log_p = logits.log_softmax(dim=1)
+    return math.log(logits.shape[1]) + (log_p.exp() * log_p).sum(dim=1).mean()
+
+
+def penalise_confidence(method: Method, beta: float) -> None:
+    """Adds the term to the method's segmentation loss."""
+    loss = method.segmentation_loss
+    method.segmentation_loss = lambda logits, labels: loss(logits, labels) + beta * confidence(logits)

@@ -1,0 +1,102 @@
+"""How the gradient of an update is formed. The plain rule evaluates the objective once, where the model stands.
+
+Other rules (sam.py, gradient_penalty.py) evaluate it several times and in other places, on the same pictures and with the
+same dropout. They know neither method nor phase, so every rule runs with every method under every phase. An `Evaluate` adds
+the gradient of weights.learn * l_seg + weights.keep * R to `p.grad` and returns the terms by name; with `local` the ranks do
+not exchange what was added until the next evaluation that is not: what `p.grad` holds by then is averaged with it. A rule
+evaluates equally often on all ranks, whatever their gradients are: synchronised norms wait for each other.
+
+What a method adds in `after_backward` (the pull of EWC, PI and RW) is no part of it: that comes after the rule, in closed form.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Protocol
+
+import torch
+from torch import Tensor, nn
+
+from methods.base import Weights
+
+Terms = dict[str, Tensor]
+
+
+class Evaluate(Protocol):
+    def __call__(self, weights: Weights, *, local: bool = False) -> Terms: ...
+
+
+class Update:
+    """The plain rule."""
+
+    evaluations = 1  # of the gradient, per update
+
+    def __call__(self, model: nn.Module, evaluate: Evaluate, weights: Weights, scale: float) -> Terms:
+        """Leaves the gradient of the update in `p.grad` and returns the terms at the present weights.
+
+        `scale` is what the gradients that `evaluate` adds are multiplied with (fp16; else 1).
+        """
+        return evaluate(weights)
+
+
+UPDATES: dict[str, type[Update]] = {"plain": Update}
+
+
+def make_update(name: str, *, step: int, from_step: int, **settings: float) -> Update:
+    """The rule of incremental step `step`; rules pick their own of the `settings`."""
+    if name not in UPDATES:
+        raise ValueError(f"update.name: {name!r} is not one of {', '.join(UPDATES)}")
+    if name == "plain" or step < from_step:
+        return Update()
+    return UPDATES[name](**settings)
+
+
+# ------------------------------------------------------------------------------------------------- pieces for the rules
+
+
+def take_gradients(model: nn.Module) -> list[Tensor]:
+    """The gradient of every trainable parameter, laid out in memory as it is; `p.grad` is empty afterwards."""
+    taken = []
+    for p in model.parameters():
+        if p.requires_grad:
+            # A copy: what `p.grad` was may be the memory that the ranks exchange.
+            taken.append(torch.zeros_like(p) if p.grad is None else torch.empty_like(p).copy_(p.grad))
+            p.grad = None
+    return taken
+
+
+def norm_of(tensors: list[Tensor]) -> float:
+    """Of all of them as one vector. Infinite or NaN where an entry is."""
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors))).item()
+
+
+@contextmanager
+def moved(model: nn.Module, direction: list[Tensor], distance: float) -> Iterator[float]:
+    """The model `distance` further along `direction`, whose length is handed out; afterwards back, bit for bit.
+
+    It stays where it is if there is no way to go: a length of 0, or one that is not finite (an overflow in fp16, which the
+    next evaluation meets again).
+    """
+    parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
+    kept = [p.detach().clone() for p in parameters]
+    length = norm_of(direction)
+    if 0 < length < math.inf:
+        with torch.no_grad():
+            torch._foreach_add_(parameters, direction, alpha=distance / length)
+    try:
+        yield length
+    finally:
+        with torch.no_grad():
+            torch._foreach_copy_(parameters, kept)
+
+
+@contextmanager
+def same_statistics(model: nn.Module) -> Iterator[None]:
+    """Pictures that pass a second time do not count twice in the running statistics of the norms."""
+    buffers = list(model.buffers())
+    kept = [b.clone() for b in buffers]
+    try:
+        yield
+    finally:
+        for buffer, value in zip(buffers, kept, strict=True):
+            buffer.copy_(value)

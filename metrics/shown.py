@@ -1,0 +1,100 @@
+"""What TensorBoard shows where: the charts, the columns that compare runs, the test pictures."""
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from data.protocols import Step
+
+# HParams shows the first five columns and two metrics at once; the others can be ticked.
+FIRST_COLUMNS = ("method", "p", "phase", "seed", "strength")
+FINAL_METRICS = ("miou/old", "miou/new", "miou/all", "forgetting_mean")
+
+
+def layout(old: Sequence[str], new: Sequence[str]) -> dict[str, dict[str, list]]:
+    """The charts of the Custom Scalars tab, by category. Tags are regular expressions that match from the beginning.
+
+    The lines of a run all have its colour, so what is compared between runs has a chart of its own.
+    """
+
+    def lines(*tags: str) -> list:
+        return ["Multiline", [f"{tag}$" for tag in tags]]
+
+    def per_class(prefix: str) -> dict[str, list]:
+        groups = {"classes of step 0": old, "classes of later steps": new}
+        return {
+            title: lines(f"{prefix}/({'|'.join(map(re.escape, names))})")
+            for title, names in groups.items()
+            if names
+        }
+
+    return {
+        "mIoU after each step, without background": {
+            group: lines(f"by_step/miou/{group}") for group in ("old", "new", "all")
+        },
+        "mIoU after each step, with background": {
+            group: lines(f"by_step/miou_with_background/{group}") for group in ("old", "new", "all")
+        },
+        "Losses against iterations": {
+            "l_seg, filled where the phase runs": ["Margin", ["loss/seg", "phase/fill", "loss/seg"]],
+            "l_seg and lambda R": lines("loss/seg", "loss/weighted_keep"),
+            "terms of R": lines("loss/keep/.*"),
+        },
+        "Phase against iterations": {
+            "1 where the phase runs": lines("phase/on"),
+            "sign of l_seg": lines("phase/sign"),
+            "lambda": lines("phase/keep"),
+            "learning rate": lines("lr"),
+        },
+        "IoU after each step": per_class("by_step/iou"),
+        "Forgetting after each step": {
+            "mean, and backward transfer": lines("by_step/forgetting_mean", "by_step/backward_transfer"),
+            **per_class("by_step/forgetting"),
+        },
+    }
+
+
+def hyperparameters(config: Mapping[str, Any]) -> dict[str, float | str]:
+    """What runs are compared by, from a config as results.json holds it. No value may be missing: HParams takes its
+    columns from one of the runs."""
+    data, method, phase, optim, train = (config[k] for k in ("data", "method", "phase", "optim", "train"))
+    strength, plain = method["strength"], phase["name"] == "descent"
+
+    def weight(name: str) -> float:
+        return strength if plain or phase[name] is None else phase[name]
+
+    return {
+        "method": method["name"],
+        "phase": phase["name"],
+        "p": 1.0 if plain else phase["p"],  # the share that trains normally
+        "lambda_a": weight("lambda_a"),
+        "lambda_b": weight("lambda_b"),
+        "strength": strength,
+        "lr": optim["lr"],
+        "lr_later": optim["lr_later"],
+        "seed": train["seed"],
+        "epochs": train["epochs"],
+        "epochs_later": train["epochs_later"],
+        "batch": train["batch_size"],
+        "body": config["model"]["body"],
+        "protocol": data["protocol"] or "own steps",
+        "mode": data["mode"],
+    }
+
+
+def pictures_to_show(
+    classes_per_picture: Sequence[frozenset[int]], steps: Sequence[Step], count: int
+) -> list[int]:
+    """Positions of the test pictures that are shown after every step, the same ones each time.
+
+    In turn one with a class of step 0, where forgetting shows, and one with a class of a later step, where learning does.
+    """
+    later = steps[1:]
+    turns = [steps[0] if i % 2 == 0 or not later else later[i // 2 % len(later)] for i in range(count)]
+    chosen: list[int] = []
+    for step in turns:
+        fitting = (i for i, classes in enumerate(classes_per_picture) if classes & set(step.new))
+        position = next((i for i in fitting if i not in chosen), None)
+        if position is not None:
+            chosen.append(position)
+    return chosen
