@@ -1,7 +1,10 @@
 import os
+import shutil
 import signal
 import sys
+from collections.abc import Callable, Container, Iterable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +27,11 @@ settings.register_profile("long", max_examples=3000, deadline=None)
 settings.load_profile("short")
 
 torch.set_num_threads(1)  # the suite runs several processes side by side
+
+
+def mostly_slow(values: Iterable[Any], fast: Container[Any]) -> list[Any]:
+    """Parameters of a test of which `bash scripts/test.sh --fast` tries only those in `fast`."""
+    return [pytest.param(value, marks=[] if value in fast else pytest.mark.slow) for value in values]
 
 
 @pytest.fixture(scope="session")
@@ -91,6 +99,26 @@ def toy_arguments(toy_voc, tmp_path):
         ]
 
     return arguments
+
+
+TRAINED: dict[tuple[str, ...], Path] = {}  # toy runs of this process by their overrides
+
+
+@pytest.fixture
+def toy_run(toy_arguments, tmp_path, tmp_path_factory) -> Callable[..., Path]:
+    """A finished run with the given overrides, as a copy of one that is trained once for all tests."""
+
+    def make(*overrides: str, name: str = "run") -> Path:
+        import train
+
+        overrides = overrides or ("method.name=mib",)
+        if overrides not in TRAINED:
+            folder = tmp_path_factory.mktemp("trained")
+            assert train.main(toy_arguments(*overrides, f"run.folder={folder}")) == 0
+            TRAINED[overrides] = folder / "run"
+        return Path(shutil.copytree(TRAINED[overrides], tmp_path / "runs" / name))
+
+    return make
 
 
 @pytest.fixture(autouse=True)

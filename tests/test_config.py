@@ -7,12 +7,13 @@ import pytest
 from configs import ConfigError, config_differences, dump_config, load_config, yaml_core
 from configs.schema import Config
 from data.protocols import PROTOCOLS
+from methods import METHODS as REGISTERED
 
 FOLDER = Path(__file__).parent.parent / "configs"
 CPU_RECIPE = FOLDER / "voc/15-1_cpu.yaml"  # not the published recipe
 PROTOCOL_FILES = sorted({*FOLDER.glob("voc/*.yaml"), *FOLDER.glob("ade/*.yaml")} - {CPU_RECIPE})
 METHOD_FILES = sorted(FOLDER.glob("methods/*.yaml"))
-METHODS = ["ft", "lwf", "lwf_mc", "ilt", "mib", "ewc", "pi", "rw"]
+METHODS = ["ft", "lwf", "lwf_mc", "ilt", "mib", "ewc", "pi", "rw", "plop"]
 KEYS = [
     f"{section}.{name}" for section, f in Config.model_fields.items() for name in f.annotation.model_fields
 ]
@@ -57,7 +58,7 @@ def test_base_is_the_recipe_of_the_paper():
 def test_one_overlay_per_protocol_and_method():
     names = {dataset: {p.stem for p in PROTOCOL_FILES if p.parent.name == dataset} for dataset in PROTOCOLS}
     assert names == {dataset: set(protocols) for dataset, protocols in PROTOCOLS.items()}
-    assert {path.stem for path in METHOD_FILES} == set(METHODS)
+    assert {path.stem for path in METHOD_FILES} == set(REGISTERED)
 
 
 @pytest.mark.parametrize("path", PROTOCOL_FILES, ids=lambda path: f"{path.parent.name}-{path.stem}")
@@ -71,7 +72,8 @@ def test_protocol_overlay(path):
 @pytest.mark.parametrize("phase", ["altersgd", "consolidate"])
 def test_method_and_phase_overlays_combine(path, phase):
     config = load_config(
-        [FOLDER / "ade/100-10.yaml", path, FOLDER / f"{phase}.yaml"], choices={"method.name": METHODS}
+        [FOLDER / "ade/100-10.yaml", path, FOLDER / f"{phase}.yaml"],
+        choices={"method.name": list(REGISTERED)},
     )
     assert (config.data.protocol, config.method.name, config.phase.name) == ("100-10", path.stem, phase)
     assert config.method.strength is None, "the protocol decides the published strength"
@@ -235,7 +237,7 @@ def test_the_nickname_of_15_1_is_known():
 def test_choices_of_the_caller():
     choices = {"method.name": METHODS, "model.body": ["resnet101"]}
     assert problems("method.name=mip", "model.body=resnet", choices=choices) == [
-        "method.name: 'mip' is not one of ft, lwf, lwf_mc, ilt, mib, ewc, pi, rw (did you mean mib?) [command line]",
+        "method.name: 'mip' is not one of ft, lwf, lwf_mc, ilt, mib, ewc, pi, rw, plop (did you mean mib?) [command line]",
         "model.body: 'resnet' is not one of resnet101 (did you mean resnet101?) [command line]",
     ]
 

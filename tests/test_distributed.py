@@ -33,7 +33,7 @@ def train_rank(rank: int, world: int, port: int, arguments: list[str]) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["mib", "ewc"])
+@pytest.mark.parametrize("method", ["mib", "ewc", "plop"])
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_two_ranks_end_with_the_weights_of_one_process(method, accumulate, toy_arguments, tmp_path):
     options = (
@@ -41,6 +41,7 @@ def test_two_ranks_end_with_the_weights_of_one_process(method, accumulate, toy_a
         "phase.name=altersgd",
         "phase.p=0.5",
         f"train.accumulate={accumulate}",
+        f"method.strength={'null' if method == 'plop' else 10}",  # PLOP's is 0.01; 10 magnifies rounding
     )
     for world, name in ((1, "one"), (2, "two")):
         # In one process the synchronised norm sees micro-batches of 4 / accumulate pictures, so cut alike for two.
@@ -74,6 +75,7 @@ def sum_rank(rank: int, world: int, port: int, folder: Path) -> None:
     parallel.stop_ranks()
 
 
+@pytest.mark.slow
 def test_confusion_matrices_add_up_over_ranks_without_duplicates(tmp_path):
     multiprocessing.spawn(sum_rank, (2, free_port(), tmp_path), nprocs=2)
     expected = torch.tensor([[1, 0, 0], [0, 1, 1], [0, 1, 0]])

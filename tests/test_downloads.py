@@ -147,6 +147,7 @@ def data_folder(tmp_path) -> set[str]:
 # --- fetching --------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_voc_is_fetched_verified_unpacked_and_checked(download, voc_tar, tmp_path, server):
     done = download("download_voc.sh", "--without-sbd", real_check=True, VOC_MD5=md5(voc_tar))
     assert done.returncode == 1, done.stderr  # usable, but not the whole of VOC
@@ -256,6 +257,7 @@ def ade_zip(server) -> bytes:
     return server.files[ADE_ZIP]
 
 
+@pytest.mark.slow
 def test_ade(download, ade_zip, tmp_path, server):
     server.cut = [700]
     done = download("download_ade.sh", real_check=True)

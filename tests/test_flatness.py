@@ -3,8 +3,6 @@
 import argparse
 import json
 import math
-import re
-import shutil
 from pathlib import Path
 
 import pytest
@@ -13,7 +11,6 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.func import functional_call
 
-import train
 from methods import Weights
 from metrics import flatness, landscape
 from models import checkpoint
@@ -305,23 +302,6 @@ def test_a_line_that_sags_has_no_barrier():
 
 # The script -------------------------------------------------------------------------------------------------------------
 
-TRAINED: dict[tuple[str, ...], Path] = {}  # runs of this module by their overrides
-
-
-@pytest.fixture
-def toy_run(toy_arguments, tmp_path):
-    """A copy of a trained toy run with the given overrides, which is trained once."""
-
-    def make(*overrides: str) -> Path:
-        overrides = overrides or ("method.name=mib",)
-        if overrides not in TRAINED:
-            assert train.main(toy_arguments(*overrides)) == 0
-            TRAINED[overrides] = tmp_path / "runs" / "run"
-        return Path(shutil.copytree(TRAINED[overrides], tmp_path / "copy"))
-
-    return make
-
-
 QUICK = ("--pictures", "2", "--batch", "2", "--top", "0", "--probes", "2")
 
 
@@ -342,6 +322,7 @@ def set_norm(run: Path, norm: str) -> None:
         checkpoint.save(state, path)
 
 
+@pytest.mark.slow
 def test_the_script_reports_every_measure(toy_run, capsys):
     run = toy_run()
     picture = run / "new" / "flatness.png"
@@ -367,6 +348,7 @@ def test_the_script_reports_every_measure(toy_run, capsys):
         assert image.format == "PNG" and len(image.convert("RGB").getcolors(2**24)) > 10
 
 
+@pytest.mark.slow
 def test_the_same_seed_gives_the_same_numbers(toy_run):
     run = toy_run()
     first = figures(run, "--seed", "3", *TRAIN)
@@ -375,6 +357,7 @@ def test_the_same_seed_gives_the_same_numbers(toy_run):
     assert other != first["modes"]["train"]["seg"]
 
 
+@pytest.mark.slow
 def test_every_norm_gives_the_figures_of_abn(toy_run, capsys):
     run = toy_run("method.name=mib", "model.norm=abn_lean")
     results = {}
@@ -394,7 +377,7 @@ def read(run: Path, *more: str) -> tuple[script.Subject, script.Pictures]:
     options = options_for(run, *more)
     config = script.load_config([run / "config.yaml"])
     dataset = script.load_dataset(config.data.dataset, config.data.root, config.data.train_list)
-    subject = script.read_subject(options, dataset, config)
+    subject = script.read_subject(script.RunFolder(run), options.step, dataset, config)
     return subject, script.Pictures(subject, dataset, options)
 
 
@@ -412,7 +395,7 @@ def test_the_ends_of_the_line_are_the_models(toy_run):
 
 def loss_of(model: nn.Module, subject: script.Subject):
     def loss(batch: script.Batch) -> Tensor:
-        logits = model(subject.inputs(batch)).logits[:, : subject.step.num_old]
+        logits = model(subject.inputs(batch.images)).logits[:, : subject.step.num_old]
         return batch.segmentation_loss(logits, batch.labels)
 
     return loss
@@ -442,6 +425,7 @@ def test_which_labels_and_pictures_are_measured(toy_run):
     assert losses["old"].item() == losses["test"].item() == pytest.approx(plain.item())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on", ["old", "test"])
 def test_other_pictures_give_other_figures(on, toy_run):
     run = toy_run()
@@ -465,6 +449,25 @@ def test_the_whole_objective_is_the_one_that_is_trained(toy_run):
     assert not torch.allclose(gradient[0], trained, rtol=1e-3)
     penalty = subject.objective(batch) - subject.segmentation(batch)
     assert penalty.item() == pytest.approx(10 * subject.method.penalty(subject.model).item(), rel=1e-3)
+
+
+def test_several_runs_leave_their_figures_beside_them(toy_run, tmp_path, capsys):
+    run = toy_run()
+    arguments = [str(run), str(tmp_path / "nowhere"), *QUICK, "--of", "seg", "--beside"]
+    assert script.main(arguments) == 2 and f"error: {tmp_path / 'nowhere'}: " in capsys.readouterr().err
+    left = json.loads((run / "flatness.json").read_text())
+    assert left == figures(run, "--of", "seg") and left["run"] == str(run)
+    with pytest.raises(SystemExit):
+        script.main([*arguments, "--json", str(tmp_path / "x.json")])
+    assert "--beside" in capsys.readouterr().err
+
+
+def test_labels_that_a_method_rewrites_are_measured_rewritten(toy_run):
+    subject, pictures = read(toy_run("method.name=plop", "method.strength=null"), "--pictures", "12")
+    labels = torch.cat([batch.labels for batch in pictures.of("train")])
+    assert {-1, 3} <= set(labels.unique().tolist()) <= {-1, 0, 1, 2, 3}  # -1: the teacher is not sure
+    (batch, *_) = pictures.of("train")
+    assert subject.objective(batch) > subject.segmentation(batch)
 
 
 def test_step_0_has_no_line(toy_run, capsys):
@@ -509,24 +512,3 @@ def test_impossible_options_are_refused(arguments, capsys):
         script.main(arguments)
     assert refused.value.code == 2
     assert "error: " in capsys.readouterr().err
-
-
-# Theorem 1 --------------------------------------------------------------------------------------------------------------
-
-
-def test_the_slopes_of_theorem_1(tmp_path, capsys):
-    assert script.main(["--theorem", str(tmp_path / "theorem.png")]) == 0
-    assert (tmp_path / "theorem.png").stat().st_size > 1000
-    shown = capsys.readouterr().out.splitlines()[2:]
-    plain, other_batch, first, settled = (float(re.search(r"  (\d\.\d\d)  ", line)[1]) for line in shown)
-    assert plain == pytest.approx(3, abs=0.1)
-    assert other_batch == pytest.approx(1, abs=0.1)
-    assert first == pytest.approx(1, abs=0.1)
-    assert settled == pytest.approx(2, abs=0.1)
-
-
-def test_settled_momentum_lengthens_the_move_of_theorem_1():
-    """By 1 / (1 - momentum^2): the buffer alternates between g / (1 + momentum) and its negative."""
-    variant = script.Variant(momentum=0.9, pair=script.SETTLED + 1)
-    moved, predicted = script.pair_of_steps(1e-3, variant)
-    assert torch.allclose(moved, predicted / (1 - 0.9**2), rtol=0, atol=0.05 * moved.norm().item())

@@ -109,7 +109,10 @@ def test_every_method_is_the_same_with_either(name):
 
     def objective(method):
         def total(z):
-            kept = method.retention_losses(Output(z, features[0]), Output(teacher, features[1]))
+            outputs = (
+                Output(scores, f, (f, scores)) for scores, f in zip((z, teacher), features, strict=True)
+            )
+            kept = method.retention_losses(*outputs)
             return method.segmentation_loss(z, labels) + 10 * sum(kept.values())
 
         return total

@@ -41,6 +41,7 @@ def test_the_document_quotes_the_plan(capsys):
     assert len(table) == 5 and "\n".join(table) in document
 
 
+@pytest.mark.slow
 def test_faster_gpus_take_less(capsys):
     hours = []
     for speed in ("60", "120"):

@@ -55,6 +55,7 @@ def test_the_wrong_protocol_is_refused(mib_step_0, tmp_path, capsys):
     assert not (tmp_path / "x.pt").exists()
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_from_an_imported_step(mib_step_0, tmp_path):
     path, _ = mib_step_0
     voc = write_voc(tmp_path / "voc", [[c] for c in range(1, 20)] + [[20]] * 4, [[1, 2], [20], [3]])

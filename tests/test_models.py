@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from conftest import mostly_slow
 from torch import nn
 from torch.nn import functional as F
 
@@ -41,7 +42,9 @@ def test_published_sizes():
         assert 300_000 < num_parameters(build_segmenter("resnet_tiny").body) < 500_000
 
 
-@pytest.mark.parametrize("name", [name for name in BODIES if name != "resnet_tiny"])
+@pytest.mark.parametrize(
+    "name", mostly_slow([name for name in BODIES if name != "resnet_tiny"], fast=["resnet18", "mobilenet_v2"])
+)
 def test_parameters_are_named_as_in_torchvision(name):
     with torch.device("meta"):
         ours = build_segmenter(name).body.state_dict()
@@ -55,7 +58,7 @@ def test_parameters_are_named_as_in_torchvision(name):
     assert {key: tensor.shape for key, tensor in ours.items()} == theirs
 
 
-@pytest.mark.parametrize("name", BODIES)
+@pytest.mark.parametrize("name", mostly_slow(BODIES, fast=["resnet_tiny", "resnet18"]))
 @pytest.mark.parametrize("output_stride", [8, 16])
 def test_output_stride(name, output_stride):
     with torch.device("meta"):
@@ -107,7 +110,7 @@ def test_dilated_mobilenet_sees_the_places_the_strided_one_sees(output_stride):
 
 
 @pytest.mark.parametrize("norm", NORMS)
-@pytest.mark.parametrize("body", [*SMALL, "resnet18", "resnet50"])
+@pytest.mark.parametrize("body", mostly_slow([*SMALL, "resnet18", "resnet50"], fast=SMALL))
 def test_every_parameter_learns(body, norm):
     if norm == "iabn":
         pytest.importorskip("inplace_abn", exc_type=ImportError)

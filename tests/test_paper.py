@@ -146,7 +146,7 @@ def test_strengths_are_those_of_the_methods():
         for row, setting in paper.rows(protocol).items():
             if row != "Joint":
                 assert setting.lambda_a == published_strength(setting.method, protocol)
-    assert {name for name, _ in paper.METHODS.values()} == set(METHODS)
+    assert {name for name, _ in paper.METHODS.values()} <= set(METHODS)  # there are later ones
 
 
 def test_choices_are_those_of_the_config_and_their_defaults_come_first():

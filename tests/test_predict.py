@@ -236,7 +236,7 @@ def test_broken_files_are_named_and_the_rest_is_done(run, tmp_path, capsys):
         tmp_path / "hollow": "no picture in this folder",
         folder / "cut.jpg": "truncated",
         folder / "text.jpg": "cannot identify",
-        folder / "empty.png": "cannot identify",
+        folder / "empty.png": "the file is empty",
     }
     assert len(skipped) == len(reasons)
     for path, why in reasons.items():

@@ -8,6 +8,7 @@ from urllib.error import URLError
 import numpy as np
 import pytest
 import torch
+from conftest import mostly_slow
 from torch import nn
 
 from data.vision import torchvision
@@ -79,7 +80,7 @@ def theirs(name):
 
 
 @pytest.mark.parametrize("training", [False, True])
-@pytest.mark.parametrize("name", ["resnet18", "resnet50", "mobilenet_v2"])
+@pytest.mark.parametrize("name", mostly_slow(["resnet18", "resnet50", "mobilenet_v2"], fast=["resnet18"]))
 def test_torchvision_file_gives_the_same_function(tmp_path, name, training):
     network, body = theirs(name)
     assert any(
@@ -173,7 +174,7 @@ def test_iabn_names_are_those_of_its_authors(body):
     assert expected | {"mod3.block1.proj_conv.weight", "mod3.block1.proj_bn.running_mean"} <= names
 
 
-@pytest.mark.parametrize("body", ["resnet18", "resnet50"])
+@pytest.mark.parametrize("body", mostly_slow(["resnet18", "resnet50"], fast=["resnet18"]))
 def test_iabn_file(tmp_path, body):
     source, segmenter = small_segmenter(body=body, seed=1), small_segmenter(body=body, seed=2)
     write_iabn(tmp_path / "resnet_iabn_sync.pth.tar", source)
@@ -223,15 +224,20 @@ def load_mib(segmenter, path):
 
 
 @pytest.mark.parametrize(
-    ("in_file", "wanted"),
-    [
-        ("resnet34", "resnet18"),
-        ("resnet18", "resnet34"),
-        ("resnet50", "resnet18"),
-        ("mobilenet_v2", "resnet18"),
-    ],
+    "pair",
+    mostly_slow(
+        [
+            ("resnet34", "resnet18"),
+            ("resnet18", "resnet34"),
+            ("resnet50", "resnet18"),
+            ("mobilenet_v2", "resnet18"),
+        ],
+        fast=[("mobilenet_v2", "resnet18")],
+    ),
+    ids="-".join,
 )
-def test_another_architecture(tmp_path, in_file, wanted):
+def test_another_architecture(tmp_path, pair):
+    in_file, wanted = pair
     torch.save(torchvision.models.get_model(in_file).state_dict(), tmp_path / "file.pth")
     refused("another architecture.*model.body", tmp_path / "file.pth", body=wanted)
 
@@ -241,6 +247,7 @@ def test_a_deeper_iabn_network(tmp_path):
     refused(r"left over: layer1\.2", tmp_path / "file.pth.tar")
 
 
+@pytest.mark.slow
 def test_mib_checkpoints_that_do_not_fit(tmp_path):
     path = tmp_path / "file.pth"
     write_mib(path, small_segmenter(4, 1))
@@ -257,7 +264,7 @@ def test_mib_checkpoints_that_do_not_fit(tmp_path):
 @pytest.mark.parametrize("part", [0.0, 0.001, 0.5, 0.99])
 def test_truncated_file(tmp_path, new_format, part):
     path = tmp_path / "file.pth"
-    state = torchvision.models.resnet18().state_dict()
+    state = {f"conv{i}.weight": torch.randn(64, 64, 3, 3) for i in range(4)}
     torch.save(state, path, _use_new_zipfile_serialization=new_format)
     path.write_bytes(path.read_bytes()[: int(part * path.stat().st_size)])
     refused("file.pth: cannot be read, it is truncated.*get it again", path)

@@ -498,7 +498,7 @@ def test_pictures_without_the_means_are_refused(runs, tmp_path, capsys):
         (None, "no results.json below"),
         ("{", "not readable as JSON"),
         ("[]", "holds no config, protocol, steps"),
-        ('{"config": {}, "protocol": [[1]], "steps": []}', "not as train.py writes it (KeyError: 'method')"),
+        ('{"config": [], "protocol": [[1]], "steps": []}', "not as train.py writes it (AttributeError: "),
     ],
 )
 def test_results_that_cannot_be_used_are_named(content, message, tmp_path, capsys):
@@ -618,3 +618,60 @@ def test_bad_markers_are_explained(text, message, readme, capsys):
     assert message in capsys.readouterr().err
     assert report.main(["--readme", str(readme.parent / "none.md")]) == 2
     assert "none.md" in capsys.readouterr().err
+
+
+# ---- neighbours ---------------------------------------------------------------------------------------------------------
+
+
+def test_neighbours_stand_beside_altersgd_with_flatness_and_costs(tmp_path):
+    kinds = {
+        "mib": {},
+        "sam": {"update__name": "sam"},
+        "cpr": {"method__entropy": 0.1},
+        "stable": {"model__dropout": 0.1, "optim__lr_decay": 0.8, "train__batch_size": 12},
+        "plop": {"method": "plop", "level": 0.45, "method__strength": 0.01},
+    }
+    for kind, keys in kinds.items():
+        for seed in (1, 2):
+            results = write_run(tmp_path, f"{kind}{seed}", seed=seed, **keys)
+            for step in results["steps"][1:]:
+                step["gradient_evaluations"] = step["iterations"] * (2 if kind == "sam" else 1)
+                step["seconds"] = 30.0 if kind == "sam" else 10.0
+            (tmp_path / f"{kind}{seed}/results.json").write_text(json.dumps(results))
+    for seed, norm in ((1, 2.0), (2, 4.0)):
+        figures = {"gradient_norm2": norm, "eigenvalues": [7.0, 1.0], "trace": {"mean": 50.0}}
+        (tmp_path / f"sam{seed}/flatness.json").write_text(json.dumps({"modes": {"eval": {"seg": figures}}}))
+    (tmp_path / "cpr1/flatness.json").write_text("{ not JSON")
+
+    found = section(tmp_path, "neighbours")
+    (table,) = found.tables
+    assert [r[0] for r in table.rows] == [
+        *("MiB", "AlterSGD", "Consolidate", "MiB + CPR 0.1", "MiB + SAM 0.05"),
+        *("MiB + Stable SGD (dropout 0.1, rate x 0.8, batch 12)", "PLOP"),
+    ]
+    assert found.missing == ["AlterSGD: seeds 1, 2", "Consolidate: seeds 1, 2"]
+    sam = row(table, "MiB + SAM 0.05")
+    assert sam["seeds"] == "2"
+    assert sam["l_seg, norms in eval: squared gradient norm"] == "3 ± 1.4"
+    assert sam["l_seg, norms in eval: top eigenvalue"] == "7 ± 0"
+    assert sam["l_seg, norms in eval: trace"] == "50 ± 0"
+    assert sam["cost, MiB = 1: gradients"] == "2.00 ± 0.00" and sam["cost, MiB = 1: seconds"] == "3.00 ± 0.00"
+    stable = row(table, table.rows[5][0])
+    assert stable["cost, MiB = 1: gradients"] == "0.50 ± 0.00"  # the same iterations at half the batch
+    assert row(table, "MiB + CPR 0.1")["l_seg, norms in eval: trace"] == DASH
+
+
+def test_a_small_batch_alone_is_another_recipe(tmp_path):
+    write_run(tmp_path, "a")
+    write_run(tmp_path, "b", seed=2)
+    write_run(tmp_path, "c", seed=3, train__batch_size=12)
+    assert [run.place for run, _ in report.read_runs([tmp_path]).foreign] == [str(tmp_path / "c")]
+
+
+def test_runs_from_before_a_key_existed_have_its_default(tmp_path):
+    old = write_run(tmp_path, "old")
+    write_run(tmp_path, "new", seed=2)
+    del old["config"]["update"], old["config"]["method"]["entropy"], old["config"]["model"]["dropout"]
+    (tmp_path / "old/results.json").write_text(json.dumps(old))
+    runs = report.read_runs([tmp_path])
+    assert not runs.foreign and [len(seeds) for seeds in runs.cells.values()] == [2]

@@ -24,8 +24,8 @@ from scripts.launchers import Event, Task, Training, run_here, run_on_cluster, t
 from scripts.plan import PRESETS, SHAPES_SIZES, count_pictures, list_jobs, seconds_per_pass
 
 ROOT = Path(train.__file__).parent
-ROWS = {"table1": 10, "table3": 8, "table4": 16, "figure-p": 6, "ablations": 8}
-IN_ALL = 10 + (8 - 2) + (16 - 4) + (6 - 2) + (8 - 1)  # what an earlier table has already comes once
+ROWS = {"table1": 10, "table3": 8, "table4": 16, "figure-p": 6, "ablations": 8, "neighbours": 8}
+IN_ALL = 10 + (8 - 2) + (16 - 4) + (6 - 2) + (8 - 1) + (8 - 3)  # what an earlier table has already comes once
 STEP_0 = 1
 FEW = ("ft", "lwf_mc", "mib", "mib-altersgd", "joint")
 NAMES = [f"{name}_seed1" for name in ("step0", *FEW)]
@@ -209,10 +209,15 @@ def test_tables_share_runs_by_name():
     assert "mib-altersgd_lambda_a=10_lambda_b=1" in names["table4"] and "mib_lambda=10" in names["table3"]
     assert "mib-altersgd_p=5-30" in names["figure-p"]
     assert "mib-altersgd_momentum=off_batch=same_lr=hold" in names["ablations"]
+    assert names["neighbours"] & (names["table1"] | names["ablations"]) == {
+        "mib",
+        "mib-altersgd",
+        "mib-consolidate",
+    }
     # whose names stand for what these overlays say
-    altersgd = load_config([*mib(phase="altersgd").overlays]).phase
+    altersgd = load_config([*mib(plus="altersgd").overlays]).phase
     assert Fraction(altersgd.p).limit_denominator(100) == Fraction(experiments.DEFAULT_THIRTIETHS, 30)
-    assert load_config([*mib(phase="consolidate").overlays]).phase.name == "consolidate"
+    assert load_config([*mib(plus="consolidate").overlays]).phase.name == "consolidate"
 
 
 def test_the_published_lambda_follows_the_protocol():
@@ -613,7 +618,7 @@ SMALL = (
 
 @pytest.mark.slow
 def test_killed_and_interrupted_runs_end_like_undisturbed_ones(tmp_path, toy_voc, monkeypatch, capsys):
-    few = [experiments.method("ewc"), experiments.method("lwf_mc"), mib(phase="altersgd")]
+    few = [experiments.method("ewc"), experiments.method("lwf_mc"), mib(plus="altersgd")]
     monkeypatch.setitem(TABLES, "table1", lambda data: few)
     studies = []
     for name in ("whole", "pieces"):

@@ -4,6 +4,7 @@ import json
 
 import pytest
 import torch
+from conftest import mostly_slow
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train
@@ -58,11 +59,14 @@ OPTIONS = {
         "phase.weight_decay=signed",
     ),
     "pi": ("method.name=pi", "phase.name=altersgd", "phase.p=0.5", "phase.from_step=0"),
+    "plop": ("method.name=plop", "method.strength=0.01", "phase.name=altersgd", "phase.p=0.5"),
     "rw": ("method.name=rw", "method.options.every=2", "train.accumulate=2"),
 }
 
 
-@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
+@pytest.mark.parametrize(
+    "options", mostly_slow(OPTIONS.values(), fast=[OPTIONS["mib-momentum-off"], OPTIONS["rw"]]), ids=OPTIONS
+)
 def test_stopping_every_few_iterations_changes_no_bit(options, toy_arguments, tmp_path):
     run_until(toy_arguments(*options, name="whole"), NEVER)
     assert stop_and_go(toy_arguments(*options, name="pieces"), 4) > 2

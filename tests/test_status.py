@@ -38,11 +38,8 @@ def walk(arguments: list[str], stop: StopAfter) -> None:
 
 
 @pytest.fixture
-def done(toy_arguments, tmp_path):
-    walk(
-        toy_arguments("method.name=mib", "phase.name=altersgd", "phase.p=0.5", name="done"), StopAfter(10**9)
-    )
-    return tmp_path / "runs/done"
+def done(toy_run):
+    return toy_run("method.name=mib", "phase.name=altersgd", "phase.p=0.5", name="done")
 
 
 @pytest.fixture

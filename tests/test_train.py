@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import mostly_slow
 
 import train
 from methods import METHODS, PHASES
@@ -26,9 +27,14 @@ def assert_same_bits(a: dict, b: dict) -> None:
     assert not different, different
 
 
-@pytest.mark.parametrize("phase", sorted(PHASES))
-@pytest.mark.parametrize("method", sorted(METHODS))
-def test_every_method_runs_under_every_phase(method, phase, toy_arguments, tmp_path):
+PAIRS = [(method, phase) for method in sorted(METHODS) for phase in sorted(PHASES)]
+
+
+@pytest.mark.parametrize(
+    "pair", mostly_slow(PAIRS, fast=[("mib", "altersgd"), ("rw", "consolidate")]), ids="-".join
+)
+def test_every_method_runs_under_every_phase(pair, toy_arguments, tmp_path):
+    method, phase = pair
     arguments = toy_arguments(f"method.name={method}", f"phase.name={phase}", "phase.p=0.5")
     assert train.main(arguments) == 0
     results = json.loads((tmp_path / "runs/run/results.json").read_text())
@@ -74,6 +80,7 @@ def test_results_hold_what_a_reader_needs(toy_arguments, tmp_path):
     assert (folder / "config.yaml").exists() and list(folder.glob("events.*"))
 
 
+@pytest.mark.slow
 def test_same_seed_same_bits_and_another_seed_others(toy_arguments, tmp_path):
     common = ("method.name=mib", "phase.name=altersgd", "phase.p=0.5")
     for name, extra in {
@@ -98,6 +105,7 @@ def test_altersgd_with_p_1_is_descent_bit_for_bit(toy_arguments, tmp_path):
     assert_same_bits(weights_of(tmp_path / "runs/plain"), weights_of(tmp_path / "runs/alter"))
 
 
+@pytest.mark.slow
 def test_altersgd_with_p_half_differs_from_descent_from_step_1_on(toy_arguments, tmp_path):
     for name, extra in {
         "plain": ("phase.name=descent",),
@@ -109,7 +117,7 @@ def test_altersgd_with_p_half_differs_from_descent_from_step_1_on(toy_arguments,
     assert not torch.equal(one["body.conv1.weight"], other["body.conv1.weight"])
 
 
-@pytest.mark.parametrize("method", ["mib", "ewc"])
+@pytest.mark.parametrize("method", mostly_slow(["mib", "ewc"], fast=["mib"]))
 def test_starting_from_a_given_step_0_equals_one_unbroken_run(method, toy_arguments, tmp_path):
     choose = f"method.name={method}"
     assert train.main(toy_arguments(choose, name="whole")) == 0
@@ -129,9 +137,8 @@ def test_importance_methods_need_their_own_step_0(toy_arguments, tmp_path, capsy
     assert "no statistics of 'ewc'" in capsys.readouterr().err
 
 
-def test_evaluate_only_scores_again_and_trains_nothing(toy_arguments, tmp_path):
-    assert train.main(toy_arguments("method.name=mib")) == 0
-    folder = tmp_path / "runs/run"
+def test_evaluate_only_scores_again_and_trains_nothing(toy_arguments, toy_run):
+    folder = toy_run("method.name=mib")
     before = {p: p.stat().st_mtime_ns for p in folder.glob("step_*.pt")}
     scores = json.loads((folder / "results.json").read_text())["steps"][1]["iou"]
     again = toy_arguments(
@@ -147,11 +154,11 @@ def test_evaluate_only_without_a_model_says_what_is_missing(toy_arguments, capsy
     assert "step_0.pt is missing" in capsys.readouterr().err
 
 
-def test_a_finished_run_is_not_trained_again(toy_arguments, tmp_path, capsys):
-    assert train.main(toy_arguments()) == 0
-    stamp = (tmp_path / "runs/run/step_1.pt").stat().st_mtime_ns
-    assert train.main(toy_arguments()) == 0
-    assert (tmp_path / "runs/run/step_1.pt").stat().st_mtime_ns == stamp
+def test_a_finished_run_is_not_trained_again(toy_arguments, toy_run):
+    file = toy_run("method.name=mib") / "step_1.pt"
+    stamp = file.stat().st_mtime_ns
+    assert train.main(toy_arguments("method.name=mib")) == 0
+    assert file.stat().st_mtime_ns == stamp
 
 
 def test_another_config_in_the_same_folder_is_refused_unless_forced(toy_arguments, capsys):
@@ -161,6 +168,7 @@ def test_another_config_in_the_same_folder_is_refused_unless_forced(toy_argument
     assert train.main(toy_arguments("optim.lr_later=0.03", "run.force=true")) == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("amp", ["bf16", "fp16"])
 def test_mixed_precision_stays_close_to_full(amp, toy_arguments, tmp_path):
     if amp == "fp16" and not torch.cuda.is_available():
@@ -185,6 +193,7 @@ def assert_close(a: dict, b: dict, tolerance: float) -> None:
     assert worst < tolerance
 
 
+@pytest.mark.slow
 def test_memory_format_does_not_change_the_result(toy_arguments, tmp_path, double_precision):
     assert train.main(toy_arguments("train.last_step=0", name="a")) == 0
     assert train.main(toy_arguments("train.last_step=0", "train.channels_last=false", name="b")) == 0
@@ -279,6 +288,7 @@ def test_a_batch_larger_than_a_step_is_refused_before_training(toy_arguments, tm
     assert not (tmp_path / "runs/run/step_0.pt").exists()
 
 
+@pytest.mark.slow
 def test_help_lists_every_choice():
     text = subprocess.run(
         [sys.executable, "train.py", "--help"], cwd=ROOT, capture_output=True, text=True, check=True
@@ -297,6 +307,7 @@ def test_help_lists_every_choice():
 
 def test_published_strengths():
     expected = {"lwf": 100, "lwf_mc": 10, "ilt": 100, "ewc": 500, "rw": 100, "pi": 500, "mib": 10, "ft": 0}
+    expected["plop"] = 0.01
     for name, strength in expected.items():
         config = train.read_config(["configs/voc/15-5.yaml", f"configs/methods/{name}.yaml"])
         assert config.method.strength == strength
@@ -312,6 +323,7 @@ def test_learning_rate_is_poly_from_the_full_rate_on():
     assert optimizer.param_groups[0]["lr"] == rates[-1] and math.isfinite(rates[-1])
 
 
+@pytest.mark.slow
 def test_one_step_0_serves_every_method(toy_arguments, tmp_path):
     """Weights and statistics gathered in one pass give the run that its own step 0 would have given, to the last bit."""
     observed = ("train.last_step=0", "method.also_observe=[ewc,pi,rw]")

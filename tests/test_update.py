@@ -1,0 +1,577 @@
+"""The update rules against slow references, CPR's term, and the pieces of Stable SGD."""
+
+import copy
+import json
+import math
+import warnings
+from itertools import cycle
+from pathlib import Path
+
+import pytest
+import torch
+import torch.multiprocessing as multiprocessing
+from test_distributed import become_rank, free_port
+from test_resume import NEVER, run_until, stop_and_go
+from torch import Tensor, nn
+from toys import STEPS, ToySegmenter, toy_batch, weighted_loss
+
+import train
+from configs import ConfigError, load_config, yaml_core
+from data.protocols import Step
+from methods import METHODS, PHASES, UPDATES, AlterSGD, Method, Weights, make_method, make_update
+from methods.cpr import confidence, penalise_confidence
+from methods.gradient_penalty import GradientPenalty
+from methods.sam import SAM
+from models import checkpoint, parallel
+from models.run_folder import RunFolder
+from scripts.benchmarks import training
+from scripts.plan import PRESETS, State, list_jobs, look_at
+
+CONFIGS = Path(train.__file__).parent / "configs"
+TINY = (*training.QUICK, "data.crop=32", "model.output_stride=8", "model.dilations=[1, 2, 3]")
+SMOOTH = ("train.losses=plain", "optim.nesterov=false", "optim.momentum=0", "optim.weight_decay=0")
+DESCENT, ASCENT = Weights(1.0, 10.0), Weights(-1.0, 10.0)
+STANDSTILL = Weights(0.0, 0.0)
+
+
+@pytest.fixture
+def double_precision():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def begin(tmp_path):
+    """A training at the start of its second step, with a picture batch of noise."""
+
+    def make(*overrides: str, method: str = "mib") -> training.Trainee:
+        torch.manual_seed(0)
+        return training.begin(str(tmp_path), f"method.name={method}", *TINY, *overrides)
+
+    return make
+
+
+def other_batch(batch: tuple[Tensor, Tensor], seed: int) -> tuple[Tensor, Tensor]:
+    """Other noise of the same size, with the same classes."""
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randint(256, batch[0].shape, dtype=torch.uint8, generator=generator)
+    return images, batch[1].max() * torch.randint(2, batch[1].shape, dtype=torch.uint8, generator=generator)
+
+
+def apply(trainee: training.Trainee, rule, weights: Weights = DESCENT) -> dict[str, Tensor]:
+    """The gradient that a rule leaves, and the model untouched but for what the rule does to it."""
+    trainee.optimizer.zero_grad(set_to_none=True)
+    t = trainee
+    evaluate = train.objective_of(t.run, t.student, t.teacher, t.method, rule, t.scaler, iter(t.batches))
+    rule(t.model, evaluate, weights, t.scaler.get_scale())
+    return {name: p.grad.clone() for name, p in t.model.named_parameters()}
+
+
+def slow_loss(trainee, model, batches, weights: Weights) -> Tensor:
+    """learn * l_seg + keep * R, the mean over the batches."""
+    total = 0.0
+    for images, labels in batches:
+        pictures = train.to_device(trainee.run, images)
+        total = total + weighted_loss(
+            trainee.method, weights, model, pictures, labels.long(), trainee.teacher
+        )
+    return total / len(batches)
+
+
+def slow_gradient(trainee, batches, weights: Weights, shift=None) -> list[Tensor]:
+    """By autograd alone, on a copy, with the weights moved by `shift`."""
+    model = copy.deepcopy(trainee.model)
+    parameters = list(model.parameters())
+    with torch.no_grad():
+        for p, s in zip(parameters, shift or [0.0] * len(parameters), strict=True):
+            p.add_(s)
+    return list(torch.autograd.grad(slow_loss(trainee, model, batches, weights), parameters))
+
+
+def length(vectors) -> float:
+    return math.sqrt(sum((v * v).sum().item() for v in vectors))
+
+
+def difference(one, other) -> float:
+    return length([a - b for a, b in zip(one, other, strict=True)])
+
+
+def fitted_slope(x: list[float], y: list[float]) -> float:
+    x, y = [math.log(v) for v in x], [math.log(v) for v in y]
+    mean_x, mean_y = sum(x) / len(x), sum(y) / len(y)
+    covariance = sum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
+    return covariance / sum((a - mean_x) ** 2 for a in x)
+
+
+# --------------------------------------------------------------------------------------------------------------- SAM
+
+
+def slow_sam(trainee, batches, weights: Weights, rho: float) -> list[Tensor]:
+    here = slow_gradient(trainee, batches, weights)
+    return slow_gradient(trainee, batches, weights, [rho / length(here) * g for g in here])
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("weights", [DESCENT, ASCENT], ids=["descent", "ascent"])
+def test_sam_takes_the_gradient_of_the_worse_neighbour(parts, weights, begin, double_precision):
+    trainee = begin(f"train.accumulate={parts}")
+    batches = [trainee.batch, other_batch(trainee.batch, 1)][:parts]
+    trainee.batches = cycle(batches)
+    expected = slow_sam(trainee, batches, weights, 0.1)
+    plain = slow_gradient(trainee, batches, weights)
+    found = list(apply(trainee, SAM(0.1), weights).values())
+    assert difference(found, expected) < 1e-9 * length(expected)
+    assert difference(expected, plain) > 1e-3 * length(plain)  # the place matters
+
+
+def test_sam_without_a_distance_is_plain(begin, double_precision):
+    trainee = begin()
+    plain = apply(trainee, make_update("plain", step=1, from_step=1)).values()
+    near, nearer = (difference(apply(trainee, SAM(rho)).values(), plain) for rho in (1e-5, 1e-6))
+    assert near < 1e-3 * length(plain)
+    assert near / nearer == pytest.approx(10, rel=0.1)
+
+
+@pytest.mark.parametrize("rule", [SAM(0.05), GradientPenalty(0.1, 0.01)], ids=["sam", "gradient_penalty"])
+@pytest.mark.parametrize("norm", ["abn", "abn_lean", "iabn"])
+def test_a_rule_leaves_the_weights_and_counts_every_picture_once(rule, norm, begin):
+    if norm == "iabn":
+        pytest.importorskip("inplace_abn")
+    trainee = begin(f"model.norm={norm}")
+    twin = copy.deepcopy(trainee.model.state_dict())
+    apply(trainee, rule)
+    after = copy.deepcopy(trainee.model.state_dict())
+    parameters = dict(trainee.model.named_parameters())
+    assert all(torch.equal(after[name], twin[name]) for name in parameters)
+    trainee.model.load_state_dict(twin)
+    apply(trainee, make_update("plain", step=1, from_step=1))
+    for name, value in trainee.model.state_dict().items():
+        assert torch.equal(after[name], value), name
+        assert name in parameters or not torch.equal(after[name], twin[name])  # the statistics did move
+
+
+@pytest.mark.parametrize("rule", [SAM(0.05), GradientPenalty(0.1, 0.01)], ids=["sam", "gradient_penalty"])
+def test_no_gradient_is_no_nan(rule, begin):
+    trainee = begin()
+    assert all(g.isfinite().all() for g in apply(trainee, rule, STANDSTILL).values())
+    trainee.batches = cycle([(trainee.batch[0], torch.full_like(trainee.batch[1], 255))])  # l_seg = 0
+    gradients = apply(trainee, rule, Weights(1.0, 0.0)).values()
+    assert all((g == 0).all() for g in gradients)
+
+
+@pytest.mark.parametrize("update", UPDATES)
+def test_an_overflow_skips_the_update_and_training_goes_on(update, toy_arguments, tmp_path, monkeypatch):
+    """The losses of the first two updates overflow: nothing of that may reach the weights, nor the momentum."""
+    scales = []
+
+    class OverflowingScaler(torch.amp.GradScaler):
+        def scale(self, outputs: Tensor) -> Tensor:
+            return super().scale(outputs) * (math.inf if len(scales) < 2 else 1.0)
+
+        def update(self) -> None:
+            super().update()
+            scales.append(self.get_scale())
+
+    monkeypatch.setattr(torch.amp, "GradScaler", OverflowingScaler)
+    monkeypatch.setitem(train.AMP_DTYPES, "fp16", None)  # float32 with a scaler: a CPU is slow in fp16
+    monkeypatch.setattr(torch, "empty_like", lambda t, **k: torch.full_like(t, math.nan, **k))
+    options = ("train.amp=fp16", f"update.name={update}", "update.from_step=0", "train.last_step=0")
+    assert train.main(toy_arguments(*options)) == 0
+    assert scales == [2.0**15, 2.0**14, 2.0**14, 2.0**14]
+    model = checkpoint.load(tmp_path / "runs/run/step_0.pt")["model"]
+    assert all(tensor.isfinite().all() for tensor in model.values())
+
+
+@pytest.mark.parametrize("rule", [SAM(0.05), GradientPenalty(0.1, 0.01)], ids=["sam", "gradient_penalty"])
+def test_a_scale_changes_nothing_but_the_scale(rule, begin, double_precision):
+    trainee = begin()
+    expected = apply(trainee, rule).values()
+    trainee.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
+    scaled = [g / 2**10 for g in apply(trainee, rule).values()]
+    assert difference(scaled, expected) < 1e-9 * length(expected)
+
+
+# --------------------------------------------------------------------------------------------------- gradient penalty
+
+
+def exact_penalty_gradient(trainee, weights: float = 1.0) -> list[Tensor]:
+    """grad ||grad l_seg||^2 = 2 H g by differentiating twice."""
+    model = copy.deepcopy(trainee.model)
+    parameters = list(model.parameters())
+    loss = slow_loss(trainee, model, [trainee.batch], Weights(1.0, 0.0))
+    gradient = torch.autograd.grad(loss, parameters, create_graph=True)
+    return list(torch.autograd.grad(sum((g * g).sum() for g in gradient), parameters))
+
+
+def test_the_penalty_is_that_of_the_squared_gradient_norm(begin, double_precision):
+    trainee, c = begin(*SMOOTH, "model.norm=abn"), 0.3
+    expected = [c * g for g in exact_penalty_gradient(trainee)]
+    assert length(expected) > 0.1
+    for weights in (DESCENT, ASCENT):  # minimised in both
+        plain = slow_gradient(trainee, [trainee.batch], weights)
+        errors = []
+        for radius in (1e-5, 1e-6, 1e-7):
+            found = apply(trainee, GradientPenalty(c, radius), weights).values()
+            added = [f - p for f, p in zip(found, plain, strict=True)]
+            errors.append(difference(added, expected) / length(expected))
+        assert errors[0] < 1e-3 and errors[1] < 0.2 * errors[0] and errors[2] < 0.2 * errors[1], errors
+
+
+def test_no_penalty_is_plain_to_the_last_bit(begin):
+    trainee = begin()
+    plain = apply(trainee, make_update("plain", step=1, from_step=1))
+    for name, gradient in apply(trainee, GradientPenalty(0.0, 0.01)).items():
+        assert torch.equal(gradient, plain[name]), name
+
+
+def test_two_penalised_updates_add_what_a_pair_of_altersgd_moves():
+    """Theorem 1: with c = eta / 4 the two differ by O(eta^3)."""
+
+    def moved(eta: float, rule, signs) -> Tensor:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+        inputs, targets = torch.randn(16, 3, dtype=torch.float64), torch.randint(3, (16,))
+        optimizer = torch.optim.SGD(net.parameters(), lr=eta)
+
+        def evaluate(weights: Weights, *, local: bool = False) -> dict[str, Tensor]:
+            loss = nn.functional.cross_entropy(net(inputs), targets)
+            (weights.learn * loss).backward()
+            return {"seg": loss.detach()}
+
+        start = nn.utils.parameters_to_vector(net.parameters()).detach().clone()
+        for sign in signs:
+            optimizer.zero_grad()
+            rule(net, evaluate, Weights(sign, 0.0), 1.0)
+            optimizer.step()
+        return nn.utils.parameters_to_vector(net.parameters()).detach() - start
+
+    plain, etas, errors = make_update("plain", step=1, from_step=1), [0.02 * 2**-k for k in range(6)], []
+    for eta in etas:
+        phase = AlterSGD(0, 1.0, 1.0, batch="same")
+        pair = moved(eta, plain, [phase(t, 2).learn for t in (1, 2)])
+        added = moved(eta, GradientPenalty(eta / 4, 1e-6), [1, 1]) - moved(eta, plain, [1, 1])
+        assert added.norm() > 0.5 * pair.norm() > 0
+        errors.append((pair - added).norm().item())
+    assert 2.9 <= fitted_slope(etas, errors) <= 3.1
+
+
+# ----------------------------------------------------------------------------------------- with everything else there is
+
+
+@pytest.mark.parametrize("phase", PHASES)
+@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("update", [name for name in UPDATES if name != "plain"])
+def test_every_rule_trains_every_method_under_every_phase(update, method, phase, begin):
+    trainee = begin("optim.lr_later=0.001", f"phase.name={phase}", f"update.name={update}", method=method)
+    if type(trainee.method).survey is not Method.survey:
+        images = train.to_device(trainee.run, trainee.batch[0])
+        with torch.no_grad():
+            trainee.method.survey([(trainee.batch[1].long(), trainee.teacher(images))])
+    before = copy.deepcopy(list(trainee.model.parameters()))
+    for _ in range(2):  # inside a phase: a descent and an ascent
+        trainee.iterate()
+    trainee.guard.check()
+    assert all(p.isfinite().all() for p in trainee.model.parameters())
+    assert not all(torch.equal(p, b) for p, b in zip(trainee.model.parameters(), before, strict=True))
+    trainee.method.end_step(trainee.model)
+    for statistic in trainee.method.state_dict().values():
+        for tensor in statistic.values() if isinstance(statistic, dict) else [statistic]:
+            assert torch.as_tensor(tensor).isfinite().all()
+
+
+def test_a_rule_begins_at_its_step_and_unknown_ones_are_refused():
+    settings = {"rho": 0.1, "penalty": 0.1, "radius": 0.1, "from_step": 1}
+    assert [type(make_update("sam", step=s, **settings)).__name__ for s in (0, 1, 2)] == [
+        "Update",
+        "SAM",
+        "SAM",
+    ]
+    assert make_update("sam", step=1, **settings).rho == 0.1
+    with pytest.raises(ValueError, match=r"update.name: 'samm' is not one of plain.*sam"):
+        make_update("samm", step=1, **settings)
+
+
+@pytest.mark.parametrize("rule", [SAM(1e-12), GradientPenalty(0.1, 1e-6)], ids=["sam", "gradient_penalty"])
+def test_all_evaluations_of_an_update_drop_the_same(rule, begin, double_precision):
+    trainee = begin("model.dropout=0.5", *SMOOTH)
+    before = torch.get_rng_state()
+    plain = apply(trainee, make_update("plain", step=1, from_step=1))
+    after = torch.get_rng_state()
+    assert not torch.equal(before, after)
+    torch.set_rng_state(before)
+    found = apply(trainee, rule)
+    assert torch.equal(torch.get_rng_state(), after)
+    # Another mask would change the gradient by its own length, and the difference of two by that over the radius.
+    allowed = 1e-6 if isinstance(rule, SAM) else 100
+    assert difference(found.values(), plain.values()) < allowed * length(plain.values())
+
+
+def test_the_help_lists_the_rules(capsys):
+    assert train.main(["--help"]) == 0
+    assert "Update rules (update.name): " + ", ".join(UPDATES) in capsys.readouterr().out
+
+
+def test_the_rule_is_part_of_the_name_and_its_cost_of_the_results(toy_arguments, tmp_path):
+    arguments = [a for a in toy_arguments("update.name=sam", "method.name=mib") if "run.name" not in a]
+    assert train.main(arguments) == 0
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert "_mib-sam_" in folder.name
+    steps = json.loads((folder / "results.json").read_text())["steps"]
+    assert [s["gradient_evaluations"] / s["iterations"] for s in steps] == [1, 2]
+
+
+# ------------------------------------------------------------------------------------------------------- several ranks
+
+RULES = {"sam": {"rho": 0.1}, "gradient_penalty": {"penalty": 0.3, "radius": 1e-3}}
+
+
+def rank_of_rules(rank: int, world: int, port: int, folder: Path) -> None:
+    """Leaves the gradients of both rules at the same weights, then trains a little with each, norms apart and in step."""
+    become_rank(rank, world, port)
+    torch.set_default_dtype(torch.float64)
+    warnings.simplefilter("error")
+    ranks, found = parallel.start_ranks("cpu"), {}
+    for sync in (False, True):
+        for update, settings in RULES.items():
+            for parts in (1, 2):
+                torch.manual_seed(0)
+                keys = [f"update.{key}={value}" for key, value in settings.items()]
+                run = training.make_run(
+                    folder / f"{sync}-{update}-{parts}",
+                    training.STEPS,
+                    *("method.name=mib", *TINY, *keys, "train.batch_size=8", "optim.lr_later=0.01"),
+                    *(f"update.name={update}", f"model.sync={sync}".lower(), f"train.accumulate={parts}"),
+                    ranks=ranks,
+                )
+                trainee = training.Trainee(run, *training.begin_last_step(run))
+                trainee.batches = cycle(rank_batches(trainee.batch, rank, parts))
+                if not sync:
+                    found[update, parts] = apply(trainee, trainee.update)
+                if sync and rank == 1:  # a rank with nothing to learn must not leave the others waiting
+                    trainee.batches = cycle([(trainee.batch[0], torch.full_like(trainee.batch[1], 255))])
+                for _ in range(2):
+                    trainee.iterate()
+                parallel.agree(trainee.model, ranks)
+    torch.save(found, folder / f"{rank}.pt")
+    parallel.stop_ranks()
+
+
+def rank_batches(batch: tuple[Tensor, Tensor], rank: int, parts: int) -> list[tuple[Tensor, Tensor]]:
+    return [other_batch(batch, 10 * rank + part) for part in range(parts)]
+
+
+@pytest.mark.slow
+def test_ranks_climb_apart_and_agree(tmp_path, begin, double_precision):
+    """The gradient is the mean over the ranks of what each finds on its own pictures."""
+    multiprocessing.spawn(rank_of_rules, (2, free_port(), tmp_path), nprocs=2)
+    found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
+    trainee = begin("train.batch_size=4")
+    for (update, parts), gradients in found[0].items():
+        alone = []
+        for rank in range(2):
+            batches = rank_batches(trainee.batch, rank, parts)
+            if update == "sam":
+                alone.append(slow_sam(trainee, batches, DESCENT, RULES["sam"]["rho"]))
+            else:
+                c, radius = RULES["gradient_penalty"].values()
+                here = slow_gradient(trainee, batches, Weights(1.0, 0.0))
+                shift = [radius / length(here) * g for g in here]
+                there = slow_gradient(trainee, batches, Weights(1.0, 0.0), shift)
+                factor = 2 * c * length(here) / radius
+                plain = slow_gradient(trainee, batches, DESCENT)
+                alone.append([g + factor * (t - h) for g, t, h in zip(plain, there, here, strict=True)])
+        expected = [(a + b) / 2 for a, b in zip(*alone, strict=True)]
+        assert difference(gradients.values(), expected) < 1e-8 * length(expected), (update, parts)
+        for name, gradient in gradients.items():
+            assert torch.equal(gradient, found[1][update, parts][name])
+
+
+# --------------------------------------------------------------------------------------------------------------- CPR
+
+
+def test_confidence_is_the_divergence_from_uniform():
+    torch.manual_seed(0)
+    logits = 3 * torch.randn(2, 5, 3, 4, dtype=torch.float64)
+    expected = 0.0
+    for picture in logits:
+        for y in range(3):
+            for x in range(4):
+                p = [math.exp(z) for z in picture[:, y, x].tolist()]
+                p = [value / sum(p) for value in p]
+                expected += sum(value * math.log(value / (1 / 5)) for value in p) / (2 * 3 * 4)
+    assert confidence(logits).item() == pytest.approx(expected, rel=1e-12)
+    assert torch.autograd.gradcheck(confidence, logits.requires_grad_())
+
+
+@pytest.mark.parametrize("level", [0.0, 300.0])
+def test_confidence_of_uniform_logits_is_zero_and_of_certain_ones_log_c(level):
+    logits = torch.full((1, 7, 2, 2), level, dtype=torch.float64)
+    assert confidence(logits).item() == pytest.approx(0, abs=1e-12)
+    logits[:, 0] += 1000
+    assert confidence(logits).item() == pytest.approx(math.log(7))
+
+
+@pytest.mark.parametrize("losses", ["plain", "fused"])
+@pytest.mark.parametrize("name", ["ft", "lwf_mc", "mib", "ewc"])
+def test_any_method_may_be_penalised_for_its_confidence(name, losses):
+    torch.manual_seed(0)
+    model = ToySegmenter(3, 1)
+    images, labels = toy_batch(0, 4)
+    logits = model(images).logits
+    method, cautious = (make_method(name, losses=losses) for _ in range(2))
+    penalise_confidence(cautious, 0.25)
+    for m in (method, cautious):
+        m.begin_step(model, STEPS[1])
+    rise = cautious.segmentation_loss(logits, labels) - method.segmentation_loss(logits, labels)
+    assert rise.item() == pytest.approx(0.25 * confidence(logits).item(), rel=1e-9)
+
+
+def test_an_ascent_flips_the_confidence_too(begin, double_precision):
+    trainee = begin("method.entropy=0.5", "train.losses=plain", "method.strength=0")
+    gradients = {}
+    for name, weights in {"descent": DESCENT, "ascent": ASCENT}.items():
+        gradients[name] = apply(trainee, make_update("plain", step=1, from_step=1), weights)
+    without = slow_gradient(begin("train.losses=plain"), [trainee.batch], Weights(1.0, 0.0))
+    kept = slow_gradient(begin("train.losses=plain"), [trainee.batch], Weights(0.0, DESCENT.keep))
+    term = [g - w - k for g, w, k in zip(gradients["descent"].values(), without, kept, strict=True)]
+    flipped = [g + w - k for g, w, k in zip(gradients["ascent"].values(), without, kept, strict=True)]
+    assert length(term) > 1e-3
+    assert difference(flipped, [-t for t in term]) < 1e-9 * length(term)
+
+
+def test_the_penalty_on_confidence_lowers_it(toy_arguments, tmp_path):
+    values = {}
+    for beta in (0, 3):
+        assert train.main(toy_arguments(f"method.entropy={beta}", name=f"beta{beta}")) == 0
+        model, _ = checkpoint.load_segmenter(tmp_path / f"runs/beta{beta}/step_1.pt")
+        with torch.no_grad():
+            values[beta] = confidence(model.eval()(torch.randn(2, 3, 32, 32)).logits).item()
+    assert values[3] < 0.7 * values[0]
+
+
+# --------------------------------------------------------------------------------------------------------- Stable SGD
+
+
+def test_only_the_student_drops_and_only_in_training(begin):
+    trainee = begin("model.dropout=0.5")
+    images = train.to_device(trainee.run, trainee.batch[0])
+    with torch.no_grad():
+        assert trainee.teacher.dropout == 0 and trainee.model.dropout == 0.5
+        once, again = (trainee.model(images) for _ in range(2))
+        assert not torch.equal(once.logits, again.logits)
+        trainee.model.eval()
+        evaluated = trainee.model(images).logits
+        trainee.model.dropout = 0.0
+        assert torch.equal(evaluated, trainee.model(images).logits)
+
+
+def test_dropout_goes_on_after_a_stop_with_the_same_bits(toy_arguments, tmp_path):
+    options = ("method.name=mib", "model.dropout=0.3", "update.name=sam")
+    run_until(toy_arguments(*options, name="whole"), NEVER)
+    assert stop_and_go(toy_arguments(*options, name="pieces"), 3) > 2
+    run_until(toy_arguments("method.name=mib", "update.name=sam", name="without"), NEVER)
+    whole, pieces, without = (
+        checkpoint.load(tmp_path / f"runs/{n}/step_1.pt")["model"] for n in ("whole", "pieces", "without")
+    )
+    assert all(torch.equal(whole[name], pieces[name]) for name in whole)
+    assert not all(torch.equal(whole[name], without[name]) for name in whole)
+
+
+def test_rates_decay_from_step_to_step():
+    config = load_config([], ["optim.lr=0.1", "optim.lr_later=0.02", "optim.lr_decay=0.5"])
+    steps = [Step(index, (), (1,)) for index in range(4)]
+    assert [train.initial_rate(config, step) for step in steps] == [0.1, 0.02, 0.01, 0.005]
+    assert {train.initial_rate(load_config([]), step) for step in steps[1:]} == {0.001}
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        *("model.dropout=1", "model.dropout=-0.1", "optim.lr_decay=0", "optim.lr_decay=1.1"),
+        *("method.entropy=-1", "update.name=adam", "update.rho=0", "update.radius=0", "update.penalty=-1"),
+        *("update.from_step=-1", "run.flatness=-1"),
+    ],
+)
+def test_impossible_values_are_refused(wrong):
+    with pytest.raises(ConfigError, match=wrong.partition("=")[0]):
+        load_config([], [wrong])
+
+
+# ---------------------------------------------------------------------------------------------------------- overlays
+
+
+@pytest.mark.parametrize(
+    ("overlay", "changed"),
+    [
+        ("sam", {"update"}),
+        ("gradient_penalty", {"update"}),
+        ("cpr", {"method"}),
+        ("stable_sgd", {"model", "optim", "train"}),
+    ],
+)
+def test_an_overlay_changes_its_own_and_combines_with_the_phases(overlay, changed):
+    mib = [CONFIGS / "quickstart.yaml", CONFIGS / "methods/mib.yaml"]
+    plain, ours = load_config(mib), load_config([*mib, CONFIGS / f"{overlay}.yaml"])
+    assert {section for section, value in plain if value != getattr(ours, section)} == changed
+    both = load_config([*mib, CONFIGS / f"{overlay}.yaml", CONFIGS / "altersgd.yaml"])
+    assert both.phase.name == "altersgd" and both.update == ours.update
+
+
+# --------------------------------------------------------------------------------- runs from before there were these keys
+
+NEW_KEYS = ("update", "model.dropout", "optim.lr_decay", "method.entropy", "run.flatness")
+
+
+def without_new_keys(tree: dict) -> dict:
+    tree = copy.deepcopy(tree)
+    for key in NEW_KEYS:
+        section, _, name = key.partition(".")
+        if name:
+            del tree[section][name]
+        else:
+            del tree[section]
+    return tree
+
+
+def age(run: Path) -> None:
+    """Make a run look as it would have been left by a version without the keys."""
+    config = yaml_core.parse((run / "config.yaml").read_text())
+    (run / "config.yaml").write_text(yaml_core.dump(without_new_keys(config)))
+    results = json.loads((run / "results.json").read_text())
+    results["config"] = without_new_keys(results["config"])
+    for step in results["steps"]:
+        step.pop("gradient_evaluations", None)
+    (run / "results.json").write_text(json.dumps(results))
+
+
+def test_an_older_run_goes_on_and_serves_as_a_start(toy_arguments, tmp_path, capsys):
+    assert train.main(toy_arguments("train.last_step=0", name="old")) == 0
+    old = tmp_path / "runs/old"
+    age(old)
+    before = (old / "step_0.pt").stat().st_mtime_ns
+    assert train.main(toy_arguments(name="old")) == 0
+    assert (old / "step_0.pt").stat().st_mtime_ns == before
+    age(old)
+    start = f"train.start_from={old}/step_0.pt"
+    capsys.readouterr()
+    assert train.main(toy_arguments("update.name=sam", start, name="new")) == 0
+    assert "scoring step 0" not in capsys.readouterr().err  # its figures were adopted
+    assert train.main(toy_arguments("update.name=sam", name="old")) == 2
+    assert "update.name: 'plain' -> 'sam'" in capsys.readouterr().err
+
+
+def test_a_plan_knows_older_runs_that_are_finished(tmp_path, monkeypatch):
+    monkeypatch.chdir(CONFIGS.parent)
+    arguments = (["table1"], PRESETS["shapes"], [1], tmp_path, {"data.root": tmp_path})
+    jobs = list_jobs(*arguments, [])
+    for job, config in jobs.items():
+        folder = RunFolder(tmp_path / job.name)
+        folder.path.mkdir()
+        folder.write_config(yaml_core.dump(without_new_keys(config.model_dump(mode="json"))))
+        folder.write_results({"config": without_new_keys(config.model_dump(mode="json")), "steps": [{}] * 6})
+        folder.step_checkpoint(0).touch()
+    assert {run.state for run in look_at(jobs, PRESETS["shapes"], count=False)} == {State.DONE}
+    changed = list_jobs(*arguments, ["optim.lr_decay=0.9"])
+    (differences,) = {tuple(run.differences) for run in look_at(changed, PRESETS["shapes"], count=False)}
+    assert differences == ("optim.lr_decay: 1.0 -> 0.9",)
