@@ -8,6 +8,7 @@ printed with the table. What will measure it: torchrun --nproc_per_node=8 train.
 
 import argparse
 import sys
+from functools import cache
 
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -76,6 +77,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
+@cache
 def count() -> tuple[int, int, int]:
     """Forward FLOP per picture, parameters, and bytes of activations per picture in single precision."""
     with torch.device("meta"):

@@ -353,7 +353,9 @@ def overlay(
     factor = math.ceil(LEAST_OVERLAY / max(size))
     size = size[0] * factor, size[1] * factor
     tinted = tint(resized(picture, size), mask.resize(size, Image.Resampling.NEAREST))
-    return side_by_side([tinted, legend(entries, tinted.height, text_size=max(14, max(size) // 48))])
+    return side_by_side(
+        [tinted, legend(entries, tinted.height, text_size=max(14, min(max(size) // 48, min(size) // 8)))]
+    )
 
 
 def strip(picture: Image.Image, panels: Sequence[Panel], names: Mapping[int, str]) -> Image.Image:

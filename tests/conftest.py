@@ -121,6 +121,19 @@ def toy_run(toy_arguments, tmp_path, tmp_path_factory) -> Callable[..., Path]:
     return make
 
 
+@pytest.fixture
+def at_the_root(monkeypatch):
+    """In the project's folder, from where overlays are named."""
+    monkeypatch.chdir(Path(__file__).parent.parent)
+
+
+@pytest.fixture
+def double_precision():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
 @pytest.fixture(autouse=True)
 def keep_signal_handlers():
     """train.main listens to signals; a test must not leave that behind."""

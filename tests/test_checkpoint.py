@@ -272,6 +272,7 @@ def test_a_folder_has_one_holder_at_a_time(tmp_path):
     second.lock()
 
 
+@pytest.mark.slow
 def test_the_lock_dies_with_its_process(tmp_path):
     code = (
         "import sys, pathlib; from models.run_folder import RunFolder\n"

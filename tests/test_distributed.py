@@ -10,6 +10,7 @@ import torch
 import torch.multiprocessing as multiprocessing
 
 import train
+from data import DataError
 from metrics.confusion import ConfusionMatrix
 from models import checkpoint, parallel
 
@@ -86,5 +87,5 @@ def test_confusion_matrices_add_up_over_ranks_without_duplicates(tmp_path):
 def test_a_batch_that_the_ranks_cannot_share_is_refused(toy_arguments, capsys, monkeypatch):
     alone = parallel.start_ranks("cpu")
     pretended = parallel.Ranks(0, 3, 0, alone.device, None)
-    with pytest.raises(train.RunError, match="3 ranks"):
+    with pytest.raises(DataError, match="3 ranks"):
         train.prepare_run(train.read_config(toy_arguments()), pretended, None)

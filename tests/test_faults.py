@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.multiprocessing as multiprocessing
-from conftest import write_voc
+from conftest import mostly_slow, write_voc
 from test_distributed import become_rank, free_port
 
 import train
@@ -63,6 +63,7 @@ def file_size_limit():
     resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
+@pytest.mark.slow
 def test_a_disk_that_fills_up_keeps_the_checkpoint_before(toy_arguments, tmp_path, file_size_limit, capsys):
     assert train.main(toy_arguments("train.last_step=0")) == 0
     first = (tmp_path / "runs/run/step_0.pt").read_bytes()
@@ -78,7 +79,7 @@ def test_a_disk_that_fills_up_keeps_the_checkpoint_before(toy_arguments, tmp_pat
     assert same_bits(weights_of(tmp_path / "runs/run"), weights_of(tmp_path / "runs/whole"))
 
 
-@pytest.mark.parametrize("damage", ["truncate", "flip"])
+@pytest.mark.parametrize("damage", mostly_slow(["truncate", "flip"], fast=["flip"]))
 def test_a_damaged_step_checkpoint_is_set_aside_and_trained_again(damage, toy_arguments, tmp_path, capsys):
     assert train.main(toy_arguments("method.name=mib")) == 0
     path = tmp_path / "runs/run/step_1.pt"

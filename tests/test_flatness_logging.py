@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from conftest import mostly_slow
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_resume import NEVER, run_until, stop_and_go
 
@@ -96,9 +97,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(
-    "case", [pytest.param(case, marks=[pytest.mark.slow] * (case == "compiled")) for case in CASES]
-)
+@pytest.mark.parametrize("case", mostly_slow(CASES, fast=["fused", "lean norm, dropout, sam", "iabn"]))
 def test_training_does_not_notice(case, toy_arguments, tmp_path):
     if case == "iabn":
         pytest.importorskip("inplace_abn")

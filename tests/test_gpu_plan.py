@@ -2,7 +2,6 @@
 
 from pathlib import Path
 
-import pytest
 import torch
 from torch import nn
 
@@ -12,12 +11,8 @@ from scripts import gpu_plan
 DOCUMENT = Path(gpu_plan.__file__).parent.parent / "docs/performance.md"
 
 
-@pytest.fixture(scope="module")
-def counted():
-    return gpu_plan.count()
-
-
-def test_operations_are_two_per_weight_and_place_of_each_convolution(counted):
+def test_operations_are_two_per_weight_and_place_of_each_convolution():
+    counted = gpu_plan.count()
     with torch.device("meta"):
         model = build_segmenter("resnet101")
         model.add_classes(21)
@@ -41,7 +36,6 @@ def test_the_document_quotes_the_plan(capsys):
     assert len(table) == 5 and "\n".join(table) in document
 
 
-@pytest.mark.slow
 def test_faster_gpus_take_less(capsys):
     hours = []
     for speed in ("60", "120"):

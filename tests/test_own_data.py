@@ -56,6 +56,7 @@ def run(root, toy_arguments):
     return run
 
 
+@pytest.mark.slow
 def test_three_steps_by_name_with_mib_and_altersgd(run, tmp_path):
     assert run("method.name=mib", "phase.name=altersgd", "phase.p=0.5", "data.mode=overlapped") == 0
     results = json.loads((tmp_path / "runs/run/results.json").read_text())

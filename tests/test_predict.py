@@ -1,5 +1,9 @@
 """scripts.predict: odd pictures, odd arguments, and what is written."""
 
+import os
+import struct
+import zlib
+
 import numpy as np
 import pytest
 import torch
@@ -90,7 +94,11 @@ def write_odd_pictures(folder) -> dict[str, tuple[int, int]]:
     Image.fromarray(np.arange(37 * 23, dtype=np.uint16).reshape(23, 37) * 70).save(folder / "deep.png")
     Image.fromarray(np.linspace(-1, 1, 37 * 23, dtype=np.float32).reshape(23, 37)).save(folder / "float.tif")
     frames = [speckled(37, 23, seed) for seed in range(3)]
-    frames[0].save(folder / "moving.gif", save_all=True, append_images=frames[1:])
+    for name in ("moving.gif", "moving_net.webp", "moving_png.png", "pages.tif"):
+        frames[0].save(folder / name, save_all=True, append_images=frames[1:])
+    plain.save(folder / "progressive.jpg", progressive=True)
+    plain.quantize(7).save(folder / "seven.png", transparency=2)
+    plain.save(folder / "raw.bmp")
     turned = Image.Exif()
     turned[ORIENTATION] = 6
     plain.save(folder / "turned.jpg", exif=turned)
@@ -104,7 +112,7 @@ def write_odd_pictures(folder) -> dict[str, tuple[int, int]]:
 def test_any_picture_gets_a_mask_of_its_size_and_a_valid_overlay(run, tmp_path, capsys):
     sizes = write_odd_pictures(tmp_path / "in")
     assert call(run, tmp_path / "in", "--out", tmp_path / "out") == 0
-    assert len(sizes) == 16
+    assert len(sizes) == 22
     assert {p.name for p in (tmp_path / "out").iterdir()} == {
         f"{name}_{kind}.png" for name in sizes for kind in ("mask", "overlay")
     }
@@ -117,10 +125,9 @@ def test_any_picture_gets_a_mask_of_its_size_and_a_valid_overlay(run, tmp_path, 
             overlay.load()
             assert overlay.mode == "RGB" and max(overlay.size) > predict.LEAST_OVERLAY
     lines = capsys.readouterr().out.splitlines()
-    assert len(lines) == 16
-    assert [line for line in lines if "the first of 3 frames" in line] == [
-        line for line in lines if "moving.gif" in line
-    ]
+    assert len(lines) == 22
+    animated = [line for line in lines if "the first of 3 frames" in line]
+    assert animated == [line for line in lines if "moving" in line or "pages" in line] and len(animated) == 4
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -245,6 +252,31 @@ def test_broken_files_are_named_and_the_rest_is_done(run, tmp_path, capsys):
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["whole_mask.png", "whole_overlay.png"]
 
 
+def test_what_only_looks_like_a_picture_stops_nothing(run, tmp_path, capsys):
+    folder = tmp_path / "in"
+    (folder / "folder.jpg").mkdir(parents=True)
+    speckled(20, 10).save(folder / "folder.jpg" / "inside.png")
+    os.mkfifo(folder / "pipe.jpg")  # opening it would wait for somebody who writes
+    (folder / "link.jpg").symlink_to(tmp_path / "nowhere.jpg")
+    header = struct.pack(">IIBBBBB", 200_000, 200_000, 8, 2, 0, 0, 0)  # of a picture of 120 GB
+    (folder / "bomb.png").write_bytes(b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", header) + png_chunk(b"IEND"))
+    assert call(run, folder, tmp_path / ("n" * 300), "--out", tmp_path / "out") == 1
+    said = capsys.readouterr()
+    reasons = {
+        "pipe.jpg": "neither a file nor a folder",
+        "link.jpg": "no such file",
+        "bomb.png": "exceeds limit",
+        "nnn": "name too long",
+    }
+    for name, why in reasons.items():
+        assert any(name in line and why in line for line in said.err.splitlines()), name
+    assert "4 skipped, 1 done" in said.err and "inside.png" in said.out
+
+
+def png_chunk(kind: bytes, content: bytes = b"") -> bytes:
+    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+
+
 def test_broken_files_are_named_once_over_all_steps(run, tmp_path, capsys):
     (tmp_path / "text.jpg").write_text("this is no picture")
     (tmp_path / "empty.jpg").touch()
@@ -267,6 +299,20 @@ def test_pictures_of_the_same_name_do_not_overwrite_each_other(run, tmp_path):
     assert call(run, tmp_path / "in", again, "--out", tmp_path / "out") == 0
     masks = sorted(path.name.removesuffix("_mask.png") for path in (tmp_path / "out").glob("*_mask.png"))
     assert masks == ["2", "oslo-1", "oslo-1-2", "oslo-1-3", "rome-1"]
+
+
+def test_any_name_of_a_file_will_do(run, tmp_path, capsys):
+    folder, latin = tmp_path / "in", os.fsdecode(b"caf\xe9.png")  # bytes that are no UTF-8
+    folder.mkdir()
+    long = ["a" * 240 + ending for ending in ("1.png", "2.png")]  # alike as far as a result can keep
+    names = ["жираф 写真 🐎.png", "ж" * 120 + ".png", " blank.png", "two\nlines.png", latin, *long]
+    for name in names:
+        speckled(12, 9).save(folder / name)
+    assert call(run, folder, "--out", tmp_path / "out") == 0
+    assert len(list((tmp_path / "out").glob("*_mask.png"))) == len(names)
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) == len(names) and "".join(lines).isprintable()
+    assert (tmp_path / "out" / "two\nlines_mask.png").exists()
 
 
 def test_results_do_not_become_pictures(run, tmp_path):

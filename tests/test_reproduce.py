@@ -1,132 +1,27 @@
-"""scripts.reproduce: the plan is the paper's, nothing is trained twice, and no fault of one run reaches another."""
+"""scripts.reproduce: the plan is the paper's, and bad arguments are explained."""
 
 import json
-import os
-import signal
-import sys
-import threading
-import time
-from contextlib import suppress
 from fractions import Fraction
 from itertools import product
 from pathlib import Path
 
 import pytest
+from conftest import mostly_slow
 
 import train
-from configs.schema import ConfigError, dump_config, load_config
+from configs.schema import ConfigError, load_config
 from metrics import paper
 from models.run_folder import RunFolder, read_results
-from scripts import experiments, launchers, reproduce
-from scripts.crash_test import process_tree
+from scripts import experiments, reproduce
 from scripts.experiments import OBSERVERS, TABLES, experiments_of, mib
-from scripts.launchers import Event, Task, Training, run_here, run_on_cluster, train_command
 from scripts.plan import PRESETS, SHAPES_SIZES, count_pictures, list_jobs, seconds_per_pass
 
 ROOT = Path(train.__file__).parent
 ROWS = {"table1": 10, "table3": 8, "table4": 16, "figure-p": 6, "ablations": 8, "neighbours": 8}
 IN_ALL = 10 + (8 - 2) + (16 - 4) + (6 - 2) + (8 - 1) + (8 - 3)  # what an earlier table has already comes once
 STEP_0 = 1
-FEW = ("ft", "lwf_mc", "mib", "mib-altersgd", "joint")
-NAMES = [f"{name}_seed1" for name in ("step0", *FEW)]
 
-# Stands in for train.py: writes what a run leaves, fails, hangs until it is told to stop, or dies, as `behave/<name>` says.
-FAKE = """
-import json, os, pathlib, shutil, signal, sys, time
-here = pathlib.Path(__file__).parent
-settings = dict(argument.split("=", 1) for argument in sys.argv[1:] if "=" in argument)
-name = settings["run.name"]
-folder = pathlib.Path(settings["run.folder"]) / name
-with open(here / "calls", "a") as calls:
-    calls.write(name + "\\n")
-print("threads", os.environ.get("OMP_NUM_THREADS"))
-print("own session", os.getsid(0) == os.getpid(), flush=True)
-if "train.start_from" in settings and not pathlib.Path(settings["train.start_from"]).exists():
-    sys.exit("step 0 is not there")
-folder.mkdir(parents=True, exist_ok=True)
-shutil.copy(here / "configs" / f"{name}.yaml", folder / "config.yaml")
-behaviour = here / "behave" / name
-behaviour = behaviour.read_text() if behaviour.exists() else ""
-if behaviour == "fail":
-    print("10%\\r100%", "the last words", sep="\\n")
-    sys.exit(3)
-if behaviour == "die":
-    os.kill(os.getpid(), signal.SIGKILL)
-resume = folder / "resume.pt"
-if resume.exists():
-    print("going on")
-elif behaviour == "hang":
-    def save(number, frame):
-        resume.touch()
-        print("saved after signal", number)
-        sys.exit(75)
-    signal.signal(signal.SIGTERM, save)
-    signal.signal(signal.SIGINT, save)
-    (here / "hanging").touch()
-    time.sleep(60)
-    sys.exit("nobody came")
-resume.unlink(missing_ok=True)
-steps = 1 if "train.last_step" in settings or name.startswith("joint") else 2
-costs = {"seconds": 3.0, "images": 4, "iterations": 6, "miou": {"old": 0.5, "new": 0.25, "all": 0.375}}
-results = {"protocol": [[1, 2], [3]], "config": {"train": {"batch_size": 5}}, "steps": [costs] * steps}
-(folder / "step_0.pt").touch()
-(folder / "results.json").write_text(json.dumps(results))
-"""
-
-
-@pytest.fixture(autouse=True)
-def at_the_root(monkeypatch):
-    """Overlays are named from there."""
-    monkeypatch.chdir(ROOT)
-
-
-class Study:
-    """A folder of runs on toy data, and train.py or what stands in for it."""
-
-    def __init__(self, folder: Path, root: Path, *overrides: str):
-        self.folder, self.root, self.runs = folder, root, folder / "runs"
-        self.overrides = ["data.steps=[[1, 2], [3]]", f"data.cache={folder}/cache", *overrides]
-        self.fake = folder / "fake_train.py"
-        self.fake.write_text(FAKE)
-        for place in ("configs", "behave"):
-            (folder / place).mkdir()
-
-    def arguments(self, table: str, *more: str) -> list[str]:
-        given = ["--preset", "shapes", "--root", str(self.root), "--runs", str(self.runs), "--seeds", "1"]
-        return [table, *given, *more, *self.overrides]
-
-    def start(self, table: str, *more: str, real: bool = False) -> int:
-        options = reproduce.parse(self.arguments(table, *more))
-        jobs = list_jobs(
-            [table], PRESETS["shapes"], options.seeds, self.runs, {"data.root": self.root}, options.overrides
-        )
-        for job, config in jobs.items():
-            (self.folder / "configs" / f"{job.name}.yaml").write_text(dump_config(config))
-        command = None if real else [sys.executable, "-S", str(self.fake)]
-        return reproduce.main(self.arguments(table, *more), command)
-
-    def behave(self, name: str, how: str) -> None:
-        (self.folder / "behave" / name).write_text(how)
-
-    @property
-    def calls(self) -> list[str]:
-        file = self.folder / "calls"
-        return file.read_text().split() if file.exists() else []
-
-    def forget_calls(self) -> None:
-        (self.folder / "calls").unlink()
-
-    def log(self, name: str) -> str:
-        return (self.runs / f"{name}.log").read_text()
-
-
-@pytest.fixture
-def study(tmp_path, toy_voc, monkeypatch) -> Study:
-    """Its table1 has five rows only: two that share no step 0 and three that do."""
-    whole = TABLES["table1"]
-    monkeypatch.setitem(TABLES, "table1", lambda data: [e for e in whole(data) if e.name in FEW])
-    monkeypatch.setattr(launchers, "POLL_SECONDS", 0.01)
-    return Study(tmp_path, toy_voc)
+pytestmark = pytest.mark.usefixtures("at_the_root")
 
 
 def voc_jobs(*tables: str, seeds=(1,), overrides=()) -> dict:
@@ -137,7 +32,7 @@ def voc_jobs(*tables: str, seeds=(1,), overrides=()) -> dict:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("table", [*ROWS, "all"])
+@pytest.mark.parametrize("table", mostly_slow([*ROWS, "all"], fast=["table1", "all"]))
 def test_every_table_has_the_papers_runs_for_every_seed(table, preset, tmp_path, capsys):
     runs = tmp_path / "runs"
     arguments = [table, "--preset", preset, "--seeds", "1", "2", "3", "--runs", str(runs), "--dry-run"]
@@ -239,14 +134,15 @@ def test_runs_start_from_the_step_0_of_their_seed():
     assert [job.name for job in jobs][:2] == ["step0_seed1", "step0_seed7"]
 
 
-def test_joint_follows_own_steps(study):
-    jobs = list_jobs(["table1"], PRESETS["shapes"], [1], study.runs, {}, study.overrides)
+def test_joint_follows_own_steps(tmp_path):
+    jobs = list_jobs(["table1"], PRESETS["shapes"], [1], tmp_path, {}, ["data.steps=[[1, 2], [3]]"])
     joint = next(config for job, config in jobs.items() if job.name == "joint_seed1")
     assert joint.data.steps == ((1, 2, 3),) and joint.data.protocol is None
 
 
-def test_pictures_are_counted_in_the_data_set(study):
-    config = train.read_config(["configs/quickstart.yaml", f"data.root={study.root}", *study.overrides])
+def test_pictures_are_counted_in_the_data_set(toy_voc, tmp_path):
+    own = ["data.steps=[[1, 2], [3]]", f"data.cache={tmp_path}", f"data.root={toy_voc}"]
+    config = train.read_config(["configs/quickstart.yaml", *own])
     assert count_pictures(config.data) == (8, 4)
 
 
@@ -313,364 +209,3 @@ def test_parameters_of_submitit():
     slurm = ["--slurm", "slurm_partition=gpu", "--slurm", "timeout_min=600"]
     options = reproduce.parse(["all", "--preset", "voc", *slurm])
     assert dict(options.slurm) == {"slurm_partition": "gpu", "timeout_min": 600}
-
-
-# ---- running: train.py replaced ---------------------------------------------------------------------------------------------
-
-
-def test_all_that_is_missing_runs_once_and_what_is_done_never_again(study, capsys):
-    assert study.start("table1") == 0
-    shown = capsys.readouterr().out
-    assert study.calls == NAMES
-    assert f"[0/6] step0_seed1: started, log {study.runs}/step0_seed1.log" in shown
-    assert "[6/6] joint_seed1: done after 0:00:00, 1-2 50.0 / 3 25.0 / all 37.5" in shown
-    assert shown.endswith("\n6 runs: 6 done\n")
-
-    study.forget_calls()
-    assert study.start("table1") == 0
-    shown = capsys.readouterr().out
-    assert study.calls == [] and "6 runs: 6 done" in shown and "started" not in shown
-    assert "0.0 hours" in shown and "100.0 ms per picture (measured here)" in shown
-
-    assert study.start("figure-p") == 0  # shares mib and mib-altersgd
-    assert study.calls == [f"mib-altersgd_p={p}-30_seed1" for p in (5, 10, 15, 20)]
-
-
-def test_an_interrupted_run_goes_on_and_the_rest_follows(study, capsys):
-    study.behave("lwf_mc_seed1", "hang")
-    assert start_and_signal(study, signal.SIGTERM) == 75
-    shown = capsys.readouterr().out
-    assert "lwf_mc_seed1: stopped after" in shown and "6 runs: 2 done, 1 stopped, 3 not started" in shown
-    assert study.calls == NAMES[:3] and "saved after signal 15" in study.log("lwf_mc_seed1")
-
-    assert study.start("table1", "--dry-run") == 0
-    rows = dict(line.split()[:2] for line in capsys.readouterr().out.splitlines() if "_seed1" in line)
-    assert list(rows.values()) == ["done", "done", "resumable", "missing", "missing", "missing"]
-
-    study.forget_calls()
-    assert study.start("table1") == 0
-    assert study.calls == NAMES[2:]
-    log = study.log("lwf_mc_seed1")  # appended
-    assert log.index("saved after signal") < log.index("going on")
-
-
-def test_ctrl_c_reaches_runs_as_one_sigterm(study):
-    study.behave("step0_seed1", "hang")
-    assert start_and_signal(study, signal.SIGINT) == 75
-    log = study.log("step0_seed1")
-    assert log.count("saved after signal 15") == 1 and study.calls == NAMES[:1]
-    assert "own session True" in log  # so that the terminal does not signal it a second time
-
-
-def start_and_signal(study: Study, number: int, *more: str) -> int:
-    """Start, and signal this process as soon as a run hangs."""
-
-    def send() -> None:
-        while not (study.folder / "hanging").exists():
-            time.sleep(0.01)
-        os.kill(os.getpid(), number)
-
-    sender = threading.Thread(target=send, daemon=True)
-    sender.start()
-    return study.start("table1", *more)
-
-
-def spoil(study, run: str, old: str, new: str, unfinished: str) -> None:
-    """Another config in the folder of `run`, and something left to do."""
-    config = study.runs / run / "config.yaml"
-    config.write_text(config.read_text().replace(old, new))
-    (study.runs / unfinished / "results.json").unlink()
-    study.forget_calls()
-
-
-def test_a_folder_with_another_config_is_named_and_does_not_stop_the_rest(study, capsys):
-    assert study.start("table1") == 0
-    spoil(study, "mib_seed1", "lr: 0.05", "lr: 0.07", unfinished="joint_seed1")
-    capsys.readouterr()
-    assert study.start("table1") == 1
-    shown = capsys.readouterr().out
-    assert study.calls == ["joint_seed1"]
-    assert f"failed: mib_seed1, {study.runs}/mib_seed1 holds a run with another config:" in shown
-    assert "optim.lr: 0.07 -> 0.05" in shown and "move the folder away" in shown
-
-
-def test_a_step_0_with_another_config_is_not_started_from(study, capsys):
-    assert study.start("table1") == 0
-    spoil(study, "step0_seed1", "epochs: 12", "epochs: 13", unfinished="ft_seed1")
-    assert study.start("table1") == 1
-    shown = capsys.readouterr().out
-    assert study.calls == [] and "skipped: ft_seed1, for it starts from step0_seed1" in shown
-    assert "6 runs: 4 done, 1 failed, 1 skipped" in shown
-
-
-def test_what_does_not_change_a_result_may_differ(study, tmp_path, capsys):
-    assert study.start("table1") == 0
-    study.forget_calls()
-    study.overrides += ["data.workers=1", "run.log_every=3"]
-    assert study.start("table1") == 0
-    assert study.calls == [] and "6 runs: 6 done" in capsys.readouterr().out
-
-
-def test_a_run_that_fails_does_not_stop_the_others(study, capsys):
-    study.behave("mib_seed1", "fail")
-    study.behave("joint_seed1", "die")
-    assert study.start("table1") == 1
-    shown = capsys.readouterr().out
-    assert study.calls == NAMES and "6 runs: 4 done, 2 failed" in shown
-    failed, died = shown.split("failed: ")[1:]
-    assert failed.startswith(f"mib_seed1, the end of {study.runs}/mib_seed1.log:")
-    assert "  100%\n  the last words\n  train.py ended with exit code 3\n" in failed and "10%\r" not in failed
-    assert "exit code -9" in died
-
-
-def test_what_needs_a_failed_step_0_is_skipped(study, capsys):
-    study.behave("step0_seed1", "fail")
-    assert study.start("table1") == 1
-    shown = capsys.readouterr().out
-    assert study.calls == ["step0_seed1", "lwf_mc_seed1", "joint_seed1"]
-    assert "6 runs: 2 done, 1 failed, 3 skipped" in shown
-    assert "[2/6] ft_seed1: skipped, for it starts from step0_seed1" in shown
-    study.behave("step0_seed1", "")
-    study.forget_calls()
-    assert study.start("table1") == 0
-    assert study.calls == ["step0_seed1", "ft_seed1", "mib_seed1", "mib-altersgd_seed1"]
-
-
-def test_a_step_0_is_trained_again_only_for_somebody(study, capsys):
-    assert study.start("table1") == 0
-    (study.runs / "step0_seed1/step_0.pt").unlink()
-    study.forget_calls()
-    assert study.start("table1") == 0
-    assert study.calls == [] and "not needed" in capsys.readouterr().out
-    (study.runs / "ft_seed1/results.json").unlink()
-    assert study.start("table1") == 0
-    assert study.calls == ["step0_seed1", "ft_seed1"]
-
-
-def test_damaged_results_are_left_to_train_py(study):
-    assert study.start("table1") == 0
-    (study.runs / "ft_seed1/results.json").write_text("{")
-    study.forget_calls()
-    assert study.start("table1") == 0
-    assert study.calls == ["ft_seed1"]
-
-
-def test_several_runs_at_once_share_the_threads(study):
-    study.behave("step0_seed1", "hang")  # the others that need no step 0 get their turn beside it
-
-    def let_go() -> None:
-        joint = study.runs / "joint_seed1/results.json"
-        while not joint.exists():
-            time.sleep(0.01)
-        os.kill(os.getpid(), signal.SIGTERM)
-
-    threading.Thread(target=let_go, daemon=True).start()
-    assert study.start("table1", "--jobs", "2", "--threads", "6") == 75
-    assert sorted(study.calls) == sorted(["step0_seed1", "lwf_mc_seed1", "joint_seed1"])
-    assert "threads 3\n" in study.log("joint_seed1")
-
-
-def test_commands():
-    assert train_command() == (sys.executable, "train.py")
-    assert train_command(4)[1:] == (
-        *("-m", "torch.distributed.run", "--standalone", "--nproc_per_node=4"),
-        "train.py",
-    )
-
-
-# ---- submitit -----------------------------------------------------------------------------------------------------------------
-
-
-class Stop:
-    requested = False
-
-
-def fake_tasks(study: Study, *names: str) -> list[Task]:
-    """The first is the step 0 of the others."""
-    for name in names:
-        (study.folder / "configs" / f"{name}.yaml").write_text("")
-    first = names[0]
-    command = (sys.executable, str(study.fake), f"run.folder={study.runs}")
-    return [
-        Task(
-            name, (*command, f"run.name={name}"), study.runs / f"{name}.log", None if name == first else first
-        )
-        for name in names
-    ]
-
-
-def test_without_submitit_the_error_says_what_to_install(study, monkeypatch, capsys):
-    monkeypatch.setitem(sys.modules, "submitit", None)
-    assert study.start("table1", "--launcher", "slurm") == 2
-    assert "pip install submitit" in capsys.readouterr().err and study.calls == []
-
-
-@pytest.mark.slow
-def test_submitit_runs_all_in_order(study, capsys):
-    pytest.importorskip("submitit")
-    study.behave("mib_seed1", "fail")
-    assert study.start("table1", "--launcher", "submitit-local") == 1
-    shown = capsys.readouterr().out
-    assert sorted(study.calls) == sorted(NAMES) and "6 runs: 5 done, 1 failed" in shown
-    assert "train.py ended with exit code 3" in shown and "mib_seed1: submitted, log" in shown
-
-
-@pytest.mark.slow
-def test_submitit_skips_what_needs_a_failed_job(study):
-    pytest.importorskip("submitit")
-    study.behave("first", "fail")
-    tasks = fake_tasks(study, "first", "second")
-    events = list(run_on_cluster(tasks, Stop(), study.folder / "submitit", "local"))
-    assert [(task.name, event) for task, event in events] == [
-        ("first", Event.SUBMITTED),
-        ("first", Event.FAILED),
-        ("second", Event.SKIPPED),
-    ]
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("signals", [["USR2"], ["TERM", "USR2"]], ids=["out-of-time", "preempted"])
-def test_a_job_that_has_to_make_room_saves_is_queued_again_and_goes_on(signals, study):
-    submitit = pytest.importorskip("submitit")
-    study.behave("first", "hang")
-    (task,) = fake_tasks(study, "first")
-    executor = submitit.AutoExecutor(study.folder / "submitit", cluster="local")
-    executor.update_parameters(timeout_min=60)
-    job = executor.submit(Training(task.command, task.log, threads=3))
-    while not (study.folder / "hanging").exists():
-        assert not job.done(), job.stderr()
-        time.sleep(0.1)
-    # Slurm signals all processes of a job; the first one here is submitit's stand-in for Slurm.
-    processes = process_tree(int(job.job_id))[1:]
-    for name in signals:
-        for pid in processes:
-            with suppress(ProcessLookupError):
-                os.kill(pid, signal.Signals[f"SIG{name}"])
-        time.sleep(0.5)
-    job.result()
-    log = task.log.read_text()
-    assert study.calls == ["first", "first"] and log.count("threads 3") == 2
-    assert log.count("saved after signal") == 1 and log.index("saved after signal") < log.index("going on")
-
-
-@pytest.mark.slow
-def test_an_interrupt_cancels_the_jobs_of_submitit(study, capsys):
-    pytest.importorskip("submitit")
-    study.behave("step0_seed1", "hang")
-    assert start_and_signal(study, signal.SIGTERM, "--launcher", "submitit-local") == 75
-    assert "step0_seed1: stopped" in capsys.readouterr().out
-    while "saved after signal" not in study.log("step0_seed1"):
-        time.sleep(0.1)
-
-
-FAKE_SLURM = {
-    "srun": "",
-    "sbatch": 'n=$(ls "$SLURM_FAKE" | wc -l); cp "$1" "$SLURM_FAKE/job_$n"; echo "Submitted batch job 10$n"',
-    "scancel": 'echo "$@" >>"$SLURM_FAKE.cancelled"',
-    "sacct": 'echo "JobID|State"; for n in 0 1 2 3; do for i in "" _0 _1; do echo "10$n$i|CANCELLED"; done; done',
-}
-
-
-def test_slurm_gets_arrays_that_wait_for_their_step_0(study, monkeypatch):
-    submitit = pytest.importorskip("submitit")
-    jobs, programs = study.folder / "jobs", study.folder / "bin"
-    jobs.mkdir()
-    programs.mkdir()
-    for name, script in FAKE_SLURM.items():
-        (programs / name).write_text(f"#!/bin/bash\n{script}\n")
-        (programs / name).chmod(0o755)
-    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
-    monkeypatch.setenv("SLURM_FAKE", str(jobs))
-    monkeypatch.setattr(submitit.SlurmJob, "_results_timeout_s", 0)
-    monkeypatch.setattr(launchers, "CLUSTER_POLL_SECONDS", 0.01)
-    tasks = fake_tasks(study, "a0", "a1", "a2") + fake_tasks(study, "b0", "b1")
-    stop = Stop()
-    events = run_on_cluster(
-        tasks, stop, study.folder / "submitit", gpus=2, options={"slurm_partition": "gpu", "timeout_min": 30}
-    )
-    for _ in tasks:
-        assert next(events)[1] == Event.SUBMITTED
-    stop.requested = True
-    assert {event for _, event in events} <= {Event.STOPPED, Event.SKIPPED}
-    texts = [(jobs / f"job_{n}").read_text() for n in range(3)]
-    assert "--array=0-1" in texts[0] and "dependency" not in texts[0]
-    assert "--array=0-1" in texts[1] and "--dependency=afterok:100_0" in texts[1]
-    assert "--array" not in texts[2] and "--dependency=afterok:100_1" in texts[2]
-    for text in texts:
-        assert "--partition=gpu" in text and "--time=30" in text and "--gpus-per-node=2" in text
-    cancelled = Path(f"{jobs}.cancelled").read_text().split()
-    assert sorted(set(cancelled)) == ["100_0", "100_1", "101_0", "101_1", "102"]
-
-
-# ---- running: train.py itself ---------------------------------------------------------------------------------------------------
-
-SMALL = (
-    *("data.crop=32", "data.workers=0", "model.head_channels=8", "train.batch_size=4", "train.device=cpu"),
-    *(
-        "train.epochs=30",
-        "train.epochs_later=3",
-        "run.log_every=1",
-        "run.checkpoint_every=2",
-        "run.pictures=0",
-    ),
-)
-
-
-@pytest.mark.slow
-def test_killed_and_interrupted_runs_end_like_undisturbed_ones(tmp_path, toy_voc, monkeypatch, capsys):
-    few = [experiments.method("ewc"), experiments.method("lwf_mc"), mib(plus="altersgd")]
-    monkeypatch.setitem(TABLES, "table1", lambda data: few)
-    studies = []
-    for name in ("whole", "pieces"):
-        (tmp_path / name).mkdir()
-        studies.append(Study(tmp_path / name, toy_voc, *SMALL))
-    whole, pieces = studies
-    assert whole.start("table1", "--threads", "1", real=True) == 0
-
-    at_step_0(pieces, lambda pid: os.kill(pid, signal.SIGKILL))
-    assert pieces.start("table1", "--threads", "1", real=True) == 1  # LwF-MC needs no step 0
-    assert "4 runs: 1 done, 1 failed, 2 skipped" in capsys.readouterr().out
-    at_step_0(pieces, lambda pid: os.kill(os.getpid(), signal.SIGTERM))
-    assert pieces.start("table1", "--threads", "1", real=True) == 75
-    assert "step0_seed1: stopped" in capsys.readouterr().out
-    assert pieces.start("table1", "--threads", "1", real=True) == 0
-    assert pieces.log("step0_seed1").count("going on with step 0") == 2
-
-    for name in ("step0", "ewc", "lwf_mc", "mib-altersgd"):
-        a, b = (read_results(study.runs / f"{name}_seed1/results.json")["steps"] for study in studies)
-        assert len(a) == (1 if name == "step0" else 2)
-        assert [step["confusion"] for step in a] == [step["confusion"] for step in b]
-
-
-def at_step_0(study: Study, act) -> None:
-    """Once the run `step0_seed1` has written one more checkpoint inside its step, call `act` with its process."""
-    resume = study.runs / "step0_seed1/resume.pt"
-
-    def written() -> int:
-        try:
-            return resume.stat().st_mtime_ns
-        except FileNotFoundError:  # also for a moment while a new one takes its place
-            return 0
-
-    before = written()
-
-    def watch() -> None:
-        while written() in (0, before):
-            time.sleep(0.01)
-        for pid in process_tree(os.getpid())[1:]:
-            if b"run.name=step0_seed1" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                act(pid)
-
-    threading.Thread(target=watch, daemon=True).start()
-
-
-@pytest.mark.slow
-def test_torchrun_trains_a_run_in_two_processes(tmp_path, toy_voc):
-    study = Study(tmp_path, toy_voc, *SMALL)
-    jobs = list_jobs(["table1"], PRESETS["shapes"], [1], study.runs, {"data.root": toy_voc}, study.overrides)
-    job = next(job for job in jobs if job.name == "joint_seed1")
-    task = Task(job.name, (*train_command(2), *job.arguments), study.runs / "joint_seed1.log")
-    assert [event for _, event in run_here([task], Stop(), threads=1)] == [Event.STARTED, Event.DONE], (
-        task.log.read_text()
-    )
-    assert read_results(study.runs / "joint_seed1/results.json")["environment"]["world_size"] == 2

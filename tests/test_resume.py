@@ -65,7 +65,7 @@ OPTIONS = {
 
 
 @pytest.mark.parametrize(
-    "options", mostly_slow(OPTIONS.values(), fast=[OPTIONS["mib-momentum-off"], OPTIONS["rw"]]), ids=OPTIONS
+    "options", mostly_slow(OPTIONS.values(), fast=[OPTIONS["mib-momentum-off"]]), ids=OPTIONS
 )
 def test_stopping_every_few_iterations_changes_no_bit(options, toy_arguments, tmp_path):
     run_until(toy_arguments(*options, name="whole"), NEVER)
@@ -109,6 +109,7 @@ def test_logs_of_a_resumed_run_have_no_doubled_points(toy_arguments, tmp_path):
         assert points == list(range(1, 8 + 4 + 1)), tag
 
 
+@pytest.mark.slow
 def test_a_damaged_resume_file_falls_back_to_the_one_before(toy_arguments, tmp_path, capsys):
     options = ("method.name=mib", "run.checkpoint_every=1", "train.epochs=4")
     run_until(toy_arguments(*options, name="whole"), NEVER)

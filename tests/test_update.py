@@ -35,13 +35,6 @@ STANDSTILL = Weights(0.0, 0.0)
 
 
 @pytest.fixture
-def double_precision():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
-
-
-@pytest.fixture
 def begin(tmp_path):
     """A training at the start of its second step, with a picture batch of noise."""
 
