@@ -46,6 +46,9 @@ def layout(old: Sequence[str], new: Sequence[str]) -> dict[str, dict[str, list]]
             "lambda": lines("phase/keep"),
             "learning rate": lines("lr"),
         },
+        "Flatness where the phase begins and where a step ends (run.flatness)": {
+            name: lines(f"flatness/{name}") for name in ("squared_gradient_norm", "top_eigenvalue")
+        },
         "IoU after each step": per_class("by_step/iou"),
         "Forgetting after each step": {
             "mean, and backward transfer": lines("by_step/forgetting_mean", "by_step/backward_transfer"),
@@ -70,6 +73,9 @@ def hyperparameters(config: Mapping[str, Any]) -> dict[str, float | str]:
         "lambda_a": weight("lambda_a"),
         "lambda_b": weight("lambda_b"),
         "strength": strength,
+        "update": config["update"]["name"],
+        "entropy": method["entropy"],
+        "dropout": config["model"]["dropout"],
         "lr": optim["lr"],
         "lr_later": optim["lr_later"],
         "seed": train["seed"],

@@ -407,7 +407,8 @@ def test_a_run_lays_out_charts_of_names_that_it_writes(finished):
         for pattern in chart.multiline.tag:
             # In two steps there is no forgetting of a class of step 1.
             found = [tag for tag in tags if re.match(pattern, tag)]
-            assert found or pattern == "by_step/forgetting/(bird)$", pattern
+            asked_for = not pattern.startswith("flatness/")  # needs run.flatness: tests/test_flatness_logging.py
+            assert found or pattern == "by_step/forgetting/(bird)$" or not asked_for, pattern
         assert series or chart.multiline.tag
     assert sum("by_step/iou/" in tag for chart in charts for tag in chart.multiline.tag) == 2
 
