@@ -81,8 +81,10 @@ from models.parallel import (
 from models.pretrained import WeightsError, load_body_weights
 from models.run_folder import RunError, RunFolder, read_results
 from models.segmenter import BODIES, Output, Segmenter, build_segmenter
+from scripts.terminal import exit_with
 
 STOPPED_BY_SIGNAL = 75
+BOARD_PAGE = "http://localhost:6006/#custom_scalars&_smoothingWeight=0"
 DEAD_WORKER = (
     "A process that loads pictures died, most often for lack of memory: lower data.workers or data.crop. "
     "The same command goes on from the last checkpoint."
@@ -151,7 +153,7 @@ def main(arguments: list[str]) -> int:
         print(f"[rank {ranks.rank}] {stopped}", file=sys.stderr)
         return STOPPED_BY_SIGNAL
     except (DataError, WeightsError, RunError, checkpoint.CheckpointError, NonFiniteLoss, RankError) as error:
-        print(f"error: {error}", file=sys.stderr)
+        tqdm.write(f"error: {error}", file=sys.stderr)  # not behind a progress bar
         return 2
     except RuntimeError as error:
         if "DataLoader worker" not in str(error):
@@ -166,12 +168,14 @@ def walk(config: Config, ranks: Ranks, stop: StopRequest) -> dict:
     """All steps of the protocol: train what is missing, score what has no score, and return the results."""
     run = prepare_run(config, ranks, stop)
     last = len(run.steps) - 1 if config.train.last_step is None else config.train.last_step
+    was_finished = True
     for step in run.steps[: last + 1]:
         saved = run.folder.step_checkpoint(step.index).exists()
         wanted = step.index >= config.train.first_step
         scored = len(run.results["steps"]) > step.index and not (config.train.evaluate_only and wanted)
         if saved and scored:
             continue
+        was_finished = False
         if saved:
             model, state = load_step(run, step)
             run.board.open()  # scoring again must not discard the curves of later steps
@@ -186,7 +190,11 @@ def walk(config: Config, ranks: Ranks, stop: StopRequest) -> dict:
     results = run.results["steps"]
     if results:
         run.say("\n" + class_table(results) + "\n\n" + step_table(results, group_names(run.steps)))
-        run.say(f"\nresults: {run.folder.results_file}\nwatch:   tensorboard --logdir {config.run.folder}")
+        run.say(
+            f"\nresults: {run.folder.results_file}\nwatch:   tensorboard --logdir {config.run.folder}   {BOARD_PAGE}"
+        )
+    if was_finished:
+        run.say("Every step asked for was finished already: nothing was trained.")
     if len(results) == len(run.steps):
         run.board.finish(run.results["config"])
     run.board.close()
@@ -457,6 +465,7 @@ def objective_of(
                     output = student(images)
                 segmentation = method.segmentation_loss(output.logits, labels)
                 retention = method.retention_losses(output, target) if target is not None else {}
+                check_losses(method, segmentation, retention)
                 loss = weights.learn * segmentation + weights.keep * sum(retention.values())
                 scaler.scale(loss / num_parts).backward()
             for name, value in {"seg": segmentation, **retention}.items():
@@ -464,6 +473,22 @@ def objective_of(
         return terms
 
     return evaluate
+
+
+def check_losses(method: Method, segmentation: Any, retention: Any) -> None:
+    """Say which hook of a method returns something else than it should. Reading shapes waits for no GPU."""
+
+    def refuse(hook: str, value: Any, wanted: str) -> None:
+        is_tensor = isinstance(value, Tensor)
+        what = f"a tensor of shape {tuple(value.shape)}" if is_tensor else f"of type {type(value).__name__}"
+        raise RunError(f"method {method.name!r}: {hook} is {what}, but must be {wanted}")
+
+    if not isinstance(retention, dict):
+        refuse("retention_losses", retention, "a dict of scalar tensors by name")
+    returned = {f"retention_losses[{name!r}]": value for name, value in retention.items()}
+    for hook, value in {"segmentation_loss": segmentation, **returned}.items():
+        if not isinstance(value, Tensor) or value.dim() > 0:
+            refuse(hook, value, "a scalar tensor")
 
 
 def teacher_outputs(run: Run, step: Step, teacher: Segmenter) -> Iterator[tuple[Tensor, Output]]:
@@ -746,4 +771,4 @@ def stop_if_not_finite(run: Run, guard: FiniteGuard, loader: DataLoader) -> None
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    exit_with(main)

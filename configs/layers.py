@@ -39,7 +39,10 @@ class Layers:
         try:
             layer = yaml_core.parse(Path(path).read_text(encoding="utf-8"))
         except FileNotFoundError:
-            problem = f"no such file{did_you_mean(str(path), _shipped_overlays())}"
+            advice = did_you_mean(str(path), _shipped_overlays())
+            if not advice and not str(path).endswith((".yaml", ".yml")):  # epochs 1
+                advice = " (an override is written key.sub=value)"
+            problem = f"no such file{advice}"
         except OSError as error:
             problem = f"cannot be read ({error.strerror})"
         except ValueError as error:  # also text that is not UTF-8

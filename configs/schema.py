@@ -8,6 +8,7 @@ the value, the choices and the file (or the command line) that the value came fr
 """
 
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -16,7 +17,7 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError
 
 from configs import yaml_core
-from configs.layers import Layers
+from configs.layers import FOLDER, Layers
 from configs.messages import explain, not_one_of, show
 from configs.rules import RULES
 
@@ -256,7 +257,7 @@ def load_config(
     for key, names in (choices or {}).items():
         value = layers.value(key)
         if key not in invalid and value is not None and value not in names:
-            layers.problem(not_one_of(value, names), key)
+            layers.problem(not_one_of(value, names) + _unregistered(key, value), key)
     for keys, check in RULES:
         if not layers.incomplete and invalid.isdisjoint(keys):
             text = check(*map(layers.value, keys))
@@ -303,6 +304,13 @@ def _settle_protocol(layers: Layers) -> None:
         layers.problem("cannot be given together with data.protocol: set one of them to null", "data.steps")
     else:
         layers.tree["data"]["protocol" if protocol < steps else "steps"] = None
+
+
+def _unregistered(key: str, name: str) -> str:
+    """A hint where a method's file is there, but its @register is missing or has another name."""
+    file = f"methods/{name}.py"
+    is_there = key == "method.name" and "/" not in name and os.path.isfile(FOLDER.parent / file)
+    return f"; {file} exists but registers no such name" if is_there else ""
 
 
 def _plain(value: Any) -> Any:

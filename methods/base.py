@@ -21,6 +21,7 @@ from methods import fused, losses
 
 MethodClass = TypeVar("MethodClass", bound=type["Method"])
 METHODS: dict[str, type["Method"]] = {}
+TEACHER_HOOKS = ("survey", "targets", "retention_losses")
 LOSSES = {"plain": losses, "fused": fused}  # the same functions twice
 
 
@@ -30,6 +31,11 @@ def register(name: str) -> Callable[[MethodClass], MethodClass]:
     def add(cls: MethodClass) -> MethodClass:
         if name in METHODS and METHODS[name].__qualname__ != cls.__qualname__:
             raise ValueError(f"two methods are registered as {name!r}: {METHODS[name]} and {cls}")
+        wants = [hook for hook in TEACHER_HOOKS if getattr(cls, hook) is not getattr(Method, hook)]
+        if wants and not cls.needs_teacher:
+            raise ValueError(
+                f"{cls.__name__} has {wants[0]}, which is never called without a teacher: set needs_teacher = True"
+            )
         cls.name = name
         METHODS[name] = cls
         return cls

@@ -51,7 +51,7 @@ def layout(old: Sequence[str], new: Sequence[str]) -> dict[str, dict[str, list]]
         },
         "IoU after each step": per_class("by_step/iou"),
         "Forgetting after each step": {
-            "mean, and backward transfer": lines("by_step/forgetting_mean", "by_step/backward_transfer"),
+            "mean, and backward transfer": lines("by_step/forgetting_mean", "by_step/transfer/backward"),
             **per_class("by_step/forgetting"),
         },
     }

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 
 def percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.1f}"
+    return "-" if value is None else f"{100 * value:z.1f}"  # z: never -0.0
 
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

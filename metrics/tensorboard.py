@@ -71,7 +71,7 @@ class Board:
         values |= {f"iou/{name}": v for name, v in result["iou"].items()}
         values |= {f"forgetting/{name}": v for name, v in result["forgetting"].items()}
         values["forgetting_mean"] = result["mean_forgetting"]
-        values["backward_transfer"] = result["backward_transfer"]
+        values["transfer/backward"] = result["backward_transfer"]
         self.scalars(values, at)
         self.scalars({f"by_step/{name}": value for name, value in values.items()}, result["step"])
 

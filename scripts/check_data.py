@@ -9,7 +9,6 @@ Exit codes: 0 complete; 1 usable, but something is missing, broken or other than
 from __future__ import annotations
 
 import argparse
-import sys
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from data.index import scan
 from data.official import LISTS, PICTURES_PER_CLASS, STEP_SIZES, is_official
 from data.protocols import Step, protocol_steps
 from metrics.tables import format_table
+from scripts.terminal import exit_with
 
 COMPLETE, DIFFERENT, UNUSABLE = 0, 1, 2
 DEFAULT_PROTOCOLS = {"voc": ("15-1", "15-5", "19-1"), "ade": ("100-50", "100-10", "50-50"), "folder": ()}
@@ -262,4 +262,4 @@ def _row(sizes: Sequence[int]) -> str:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

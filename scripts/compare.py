@@ -21,6 +21,7 @@ from metrics.tables import format_table, markdown_table, percent
 from models import checkpoint
 from models.inference import predict
 from models.run_folder import RunError, read_results
+from scripts.terminal import exit_with
 
 
 def main(arguments: list[str]) -> int:
@@ -40,6 +41,10 @@ def main(arguments: list[str]) -> int:
         layout = markdown_table if options.markdown else format_table
         figures = [result["steps"] for result in results]
         print(layout(*comparison(options.runs, figures, steps)))
+        if len(set(map(len, figures))) > 1:
+            print(
+                "\nnote: the runs stand after different numbers of steps (see `steps`), so their figures cannot be compared"
+            )
         if options.picture:
             draw(options.picture, options.runs, figures, steps, options.examples)
     except (ConfigError, RunError, DataError, checkpoint.CheckpointError) as error:
@@ -89,6 +94,7 @@ def draw(
     for run, result in zip(runs, results, strict=True):
         axis.plot([100 * (r["miou"]["old"] or 0) for r in result], marker="o", label=run.name)
     axis.set(xlabel="step", ylabel=f"mIoU of the old classes ({groups['old']}), %", ylim=(0, None))
+    axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axis.legend()
     axis.grid(alpha=0.3)
     titles = ["picture", "truth", *(run.name for run in runs)]
@@ -120,4 +126,4 @@ def example_panels(runs: list[Path], last_steps: list[int], count: int) -> list[
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    exit_with(main)

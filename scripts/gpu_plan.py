@@ -7,7 +7,6 @@ printed with the table. What will measure it: torchrun --nproc_per_node=8 train.
 """
 
 import argparse
-import sys
 from functools import cache
 
 import torch
@@ -16,6 +15,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from data.official import STEP_SIZES
 from metrics.tables import markdown_table
 from models.segmenter import build_segmenter
+from scripts.terminal import exit_with
 
 CROP, EPOCHS, BATCH = 512, 30, 24
 TEACHERS = 5  # LwF, LwF-MC, ILT, MiB, AlterSGD
@@ -101,4 +101,4 @@ def picture_passes() -> tuple[int, int]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    exit_with(main)

@@ -1,5 +1,6 @@
-# Sourced by the protocol scripts: runs train.py under torchrun on all GPUs of the machine, or on the CPU if there are none.
-# GPUS=n takes n of them; TORCHRUN_ARGS replaces the arguments of torchrun, for several machines.
+# Sourced by the protocol scripts: runs train.py on all GPUs of the machine, or on the CPU if there are none.
+# GPUS=n takes n of them; TORCHRUN_ARGS replaces the arguments of torchrun, for several machines. One process needs no
+# torchrun: without it, messages come without its traceback, and the exit code is train.py's own.
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
 launch_protocol() { # the script, its overlay, then what the user typed: the data folder, overlays, overrides
@@ -12,7 +13,8 @@ launch_protocol() { # the script, its overlay, then what the user typed: the dat
   case "$root" in /*) ;; *) root="$called_from/$root" ;; esac
   install requirements.txt
   local gpus="${GPUS:-$("$PYTHON" -c 'import torch; print(max(1, torch.cuda.device_count()))')}"
+  local launcher="-m torch.distributed.run ${TORCHRUN_ARGS:---standalone --nproc_per_node=$gpus}"
+  if [ -z "${TORCHRUN_ARGS:-}" ] && [ "$gpus" = 1 ]; then launcher=; fi
   # shellcheck disable=SC2086
-  "$PYTHON" -m torch.distributed.run ${TORCHRUN_ARGS:---standalone --nproc_per_node="$gpus"} \
-    train.py "$overlay" "data.root=$root" "${@:4}"
+  "$PYTHON" $launcher train.py "$overlay" "data.root=$root" "${@:4}"
 }

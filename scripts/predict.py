@@ -36,13 +36,16 @@ from data.transforms import normalise
 from models import checkpoint
 from models.inference import predict
 from models.run_folder import RunError
+from scripts.terminal import exit_with
 
 LONGEST_NAME = (
     200  # bytes: with an ending, and while it is written, a name must stay below the 255 of most file systems
 )
 ENDINGS = ("_mask.png", "_overlay.png", "_steps.png", "_probabilities.npz")
 MEGAPIXELS = 2.0  # shown to the network at once; with 150 classes their scores take 1.2 GB
-TINT = 0.6  # how much of an overlay's colour is the class's
+# How much light and shade of the picture an overlay shows. The palette's colours are 64 apart: up to 1/4, each pixel stays
+# nearest to the colour of its own class.
+SHADING = 0.24
 NAMED = 5  # classes that a line of output names
 PANEL = 240  # longer side of a picture in the strip of steps
 LEAST_OVERLAY = 320  # longer side of an overlay: smaller pictures are enlarged
@@ -347,7 +350,7 @@ def percentage(share: float) -> str:
 def overlay(
     picture: Image.Image, mask: Image.Image, names: Mapping[int, str], megapixels: float
 ) -> Image.Image:
-    """The mask's colours over the picture, beside them the classes that occur and their shares."""
+    """The mask's colours over the grey picture, beside them the classes that occur and their shares."""
     entries = [(c, f"{names[c]}  {percentage(share)}") for c, share in shares(np.asarray(mask)).items()]
     size = shown_size(picture.size, None, megapixels)
     factor = math.ceil(LEAST_OVERLAY / max(size))
@@ -368,10 +371,10 @@ def strip(picture: Image.Image, panels: Sequence[Panel], names: Mapping[int, str
 
 
 def tint(picture: Image.Image, mask: Image.Image) -> Image.Image:
-    """The picture under the colours of its classes, with white lines between them; the background keeps its own."""
-    labels, pixels = np.asarray(mask), np.asarray(picture, np.float32)
-    strength = np.where(labels == BACKGROUND, 0, TINT).astype(np.float32)[..., None]
-    tinted = (pixels + strength * (voc_palette()[labels] - pixels)).astype(np.uint8)
+    """The picture in the colours of its classes, with white lines between them. The rest is grey: no colour but a class's."""
+    labels, grey = np.asarray(mask), np.asarray(picture.convert("L"), np.float32)[..., None]
+    shaded = (voc_palette()[labels] + SHADING * (grey - 128)).clip(0, 255)
+    tinted = np.where(labels[..., None] == BACKGROUND, grey, shaded).astype(np.uint8)
     tinted[:, 1:][labels[:, 1:] != labels[:, :-1]] = 255
     tinted[1:][labels[1:] != labels[:-1]] = 255
     return Image.fromarray(tinted)
@@ -400,7 +403,7 @@ def legend(entries: Sequence[tuple[int, str]], height: int, text_size: int) -> I
         left = sum(widths[:number]) + row // 2
         for line, (class_id, text) in enumerate(column):
             top, side = line * row + (row - text_size) // 2, text_size
-            colour = "white" if class_id == BACKGROUND else tuple(map(int, voc_palette()[class_id]))
+            colour = "silver" if class_id == BACKGROUND else tuple(map(int, voc_palette()[class_id]))
             draw.rectangle((left, top, left + side, top + side), fill=colour, outline="grey")
             draw.text((left + row, top + side / 2), text, "black", writing, anchor="lm")
     return image
@@ -450,4 +453,4 @@ def font(size: int) -> ImageFont.FreeTypeFont:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    exit_with(main)

@@ -24,4 +24,6 @@ train mib-altersgd configs/methods/mib.yaml configs/altersgd.yaml "train.start_f
 echo
 "$PYTHON" -m scripts.compare "$runs"/{ft,lwf,mib,mib-altersgd} --picture "$runs/quickstart.png"
 echo
-echo "The picture is $runs/quickstart.png. To watch the curves:  $PYTHON -m tensorboard.main --logdir $runs"
+echo "The picture is $runs/quickstart.png. To go on:"
+[ "$PYTHON" != "$PWD/.venv/bin/python" ] || echo "  source .venv/bin/activate"
+echo "  tensorboard --logdir $runs      # then open http://localhost:6006/#custom_scalars&_smoothingWeight=0"

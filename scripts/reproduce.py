@@ -42,6 +42,7 @@ from scripts.launchers import (
     train_command,
 )
 from scripts.plan import PRESETS, Run, State, describe, list_jobs, look_at
+from scripts.terminal import exit_with
 
 CLUSTERS = {"slurm": "slurm", "submitit-local": "local"}
 TAIL_LINES = 12
@@ -230,4 +231,4 @@ def tail(log: Path) -> list[str]:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    exit_with(main)

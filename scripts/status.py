@@ -36,6 +36,7 @@ from data.protocols import PROTOCOLS
 from metrics.tables import format_table, percent
 from models.checkpoint import previous_path
 from models.run_folder import RunError, RunFolder
+from scripts.terminal import exit_with
 
 HEADER = ("run", "method / phase", "state", "steps", "iteration", "old", "new", "all", "spent", "left")
 MARK = re.compile(r"config\.yaml|results\.json|resume\.pt|step_\d+\.pt")  # a file that makes a folder a run's
@@ -337,4 +338,4 @@ def records(content: bytes) -> Iterator[bytes]:
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    exit_with(main)

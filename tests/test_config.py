@@ -244,8 +244,8 @@ def test_choices_of_the_caller():
 
 def test_all_problems_at_once_each_with_its_source(overlay):
     path = overlay("optim: {lrr: 1, lr: fast}\nunheard_of: 1\ntrain: {accumulate: 5}")
-    assert problems("train.amp=fp8", "run.pictures=-1", overlays=["/no/where", path]) == [
-        "/no/where: no such file",
+    assert problems("train.amp=fp8", "run.pictures=-1", overlays=["/no/where.yaml", path]) == [
+        "/no/where.yaml: no such file",
         f"optim.lrr: unknown key (did you mean optim.lr?) [{path}]",
         f"unheard_of: unknown key [{path}]",
         f"optim.lr: 'fast' is not a number but text [{path}]",
@@ -283,6 +283,13 @@ def test_unreadable_overlays(overlay, text, expected):
     path = overlay(text)
     (found,) = problems(overlays=[path])
     assert found.startswith(f"{path}: {expected}"), found
+
+
+def test_words_that_were_meant_as_an_override():
+    assert problems(overlays=["train.epochs", "1"]) == [
+        "train.epochs: no such file (an override is written key.sub=value)",
+        "1: no such file (an override is written key.sub=value)",
+    ]
 
 
 def test_overlays_that_are_no_text_files(tmp_path):

@@ -213,6 +213,7 @@ def test_tables_align():
     assert table.splitlines() == ["run        x", "------  ----", "longer   1.0", "s       22.5"]
     assert format_table(["run", "x"], []).splitlines() == ["run  x", "---  -"]
     assert [percent(v) for v in (None, 0.0, 0.12345, 1.0)] == ["-", "0.0", "12.3", "100.0"]
+    assert [percent(v) for v in (-0.0, -0.0004, -0.0006)] == ["0.0", "0.0", "-0.1"]
 
 
 # ---- the guard against non-finite losses ------------------------------------------------------------------------------

@@ -11,7 +11,7 @@ from conftest import TINY_NETWORK
 from PIL import Image
 
 from data.files import open_picture
-from data.palette import voc_palette
+from data.palette import palette_image, voc_palette
 from models import build_segmenter, checkpoint
 from scripts import predict
 
@@ -388,6 +388,23 @@ def test_a_strip_shows_every_step(size, run, tmp_path):
             size[1] * predict.PANEL / max(size)
         )
     assert mask_of(tmp_path, "p").size == size
+
+
+@pytest.mark.parametrize("colour", ["yellow", "red", "blue", "white", "black", "grey"])
+def test_an_overlay_has_no_colours_but_those_of_classes(colour):
+    classes = np.arange(64, dtype=np.uint8)
+    seen = np.asarray(
+        predict.tint(Image.new("RGB", (192, 3), colour), palette_image(np.tile(classes.repeat(3), (3, 1))))
+    )
+    middle = seen[2, 2::3].astype(int)  # beside the lines between classes
+    distances = np.abs(middle[1:, None] - voc_palette()[None, :64].astype(int)).sum(axis=2)
+    assert (distances.argmin(axis=1) == classes[1:]).all()
+    assert len(set(middle[0])) == 1  # the background is grey
+
+
+def test_light_and_shade_remain_in_an_overlay():
+    picture, mask = speckled(9, 9), palette_image(np.full((9, 9), 15, np.uint8))
+    assert len(np.unique(np.asarray(predict.tint(picture, mask)))) > 20
 
 
 def test_legends_hold_many_classes_and_long_names():

@@ -4,18 +4,20 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from conftest import mostly_slow
 from PIL import Image
 
 import train
 from configs.schema import load_config
-from data.protocols import PROTOCOLS
-from scripts import compare
+from data.protocols import PROTOCOLS, protocol_steps
+from scripts import compare, plotting
 
 ROOT = Path(train.__file__).parent
 SHELL_SCRIPTS = sorted(path.name for path in ROOT.glob("scripts/*.sh"))
@@ -26,6 +28,7 @@ case "$*" in
   "-m venv .venv") mkdir -p .venv/bin; cp "$0" .venv/bin/python ;;
   *device_count*) echo 2 ;;
   *inplace_abn*) exit 1 ;;
+  *refused*) exit 2 ;;
 esac
 """
 
@@ -105,13 +108,24 @@ def test_each_protocol_script_launches_its_own_protocol(name, project):
 
 
 def test_data_folder_is_relative_to_the_caller_and_torchrun_can_be_told(project, tmp_path):
-    variables = {"PYTHON": str(project.python), "GPUS": "1"}
+    variables = {"PYTHON": str(project.python), "GPUS": "4"}
     project.run("project/scripts/voc_15-1.sh", "my data", cwd=tmp_path, **variables)
     assert (
-        f"--nproc_per_node=1 train.py configs/voc/15-1.yaml data.root={tmp_path}/my data" in project.calls[-1]
+        f"--nproc_per_node=4 train.py configs/voc/15-1.yaml data.root={tmp_path}/my data" in project.calls[-1]
     )
     project.run("scripts/voc_15-1.sh", "/d", TORCHRUN_ARGS="--nnodes=2 --nproc_per_node=8", **variables)
     assert project.calls[-1].startswith("-m torch.distributed.run --nnodes=2 --nproc_per_node=8 train.py")
+
+
+def test_one_process_needs_no_torchrun_and_keeps_its_exit_code(project):
+    variables = {"PYTHON": str(project.python), "GPUS": "1"}
+    assert project.run("scripts/voc_15-1.sh", "/my data", "a.b=1 2", **variables).returncode == 0
+    assert project.calls == ["train.py configs/voc/15-1.yaml data.root=/my data a.b=1 2"]
+    assert project.run("scripts/voc_15-1.sh", "/d", "refused=1", **variables).returncode == 2
+    project.run(
+        "scripts/voc_15-1.sh", "/d", TORCHRUN_ARGS="--nnodes=2", **variables
+    )  # one of several machines
+    assert project.calls[-1].startswith("-m torch.distributed.run --nnodes=2 train.py")
 
 
 def test_an_environment_is_made_once_and_again_when_the_requirements_change(project):
@@ -148,6 +162,21 @@ def test_quickstart_trains_four_runs_from_one_step_0_and_compares_them(project):
         last
         == "-m scripts.compare /tmp/r/ft /tmp/r/lwf /tmp/r/mib /tmp/r/mib-altersgd --picture /tmp/r/quickstart.png"
     )
+
+
+@pytest.mark.parametrize("command", ["train.py --help", "-m scripts.check_data {data}"])
+def test_output_that_nobody_reads_is_no_error(command, toy_voc):
+    reads, writes = os.pipe()
+    os.close(reads)
+    ended = subprocess.run(
+        [sys.executable, *command.format(data=toy_voc).split()],
+        cwd=ROOT,
+        stdout=writes,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(writes)
+    assert ended.returncode == 128 + signal.SIGPIPE and "Error" not in ended.stderr, ended.stderr
 
 
 # ---- what texts refer to ----------------------------------------------------------------------------------------------
@@ -201,6 +230,30 @@ def test_compare_prints_a_row_per_run_and_draws(examples, two_runs, tmp_path, ca
     with Image.open(picture) as image:
         assert image.format == "PNG" and min(image.size) > 100
         assert len(image.convert("RGB").getcolors(2**24)) > 10
+
+
+def test_compare_says_when_runs_are_not_equally_far(two_runs, capsys):
+    capsys.readouterr()
+    assert compare.main(two_runs) == 0
+    assert "note:" not in capsys.readouterr().out
+    file = Path(two_runs[0], "results.json")
+    results = json.loads(file.read_text())
+    file.write_text(json.dumps(results | {"steps": results["steps"][:1]}))
+    assert compare.main(two_runs) == 0
+    assert "note: the runs stand after different numbers of steps" in capsys.readouterr().out.splitlines()[-1]
+
+
+@pytest.mark.parametrize("num_steps", [1, 2, 11])
+def test_compare_draws_steps_as_whole_numbers(num_steps, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(plotting, "save", lambda figure, *_, **__: drawn.append(figure))
+    monkeypatch.setattr(compare, "example_panels", lambda *_: [[np.zeros((2, 2, 3), np.uint8)] * 3])
+    results = [[{"miou": {"old": 0.5}}] * num_steps]
+    compare.draw(tmp_path / "x.png", [Path("run")], results, protocol_steps("voc", "10-1"), 1)
+    axis = drawn[0].axes[0]
+    low, high = axis.get_xlim()
+    ticks = [tick for tick in axis.get_xticks() if low <= tick <= high]
+    assert ticks and all(tick == round(tick) for tick in ticks)
 
 
 def test_compare_explains_what_is_missing(two_runs, tmp_path, capsys):

@@ -358,7 +358,7 @@ def test_a_run_writes_every_documented_name(finished):
     assert points(events, "miou/new") == [TOTAL]
     for name in CLASSES:
         assert points(events, f"iou/{name}") == ([TOTAL] if name == "bird" else [FIRST, TOTAL])
-    assert points(events, "forgetting/aeroplane") == points(events, "backward_transfer") == [TOTAL]
+    assert points(events, "forgetting/aeroplane") == points(events, "transfer/backward") == [TOTAL]
 
     results = train.read_results(folder / "results.json")["steps"][1]
     assert events.Scalars("miou/all")[1].value == pytest.approx(results["miou"]["all"])
@@ -407,7 +407,8 @@ def test_a_run_lays_out_charts_of_names_that_it_writes(finished):
         for pattern in chart.multiline.tag:
             # In two steps there is no forgetting of a class of step 1.
             found = [tag for tag in tags if re.match(pattern, tag)]
-            asked_for = not pattern.startswith("flatness/")  # needs run.flatness: tests/test_flatness_logging.py
+            # Flatness needs run.flatness: tests/test_flatness_logging.py.
+            asked_for = not pattern.startswith("flatness/")
             assert found or pattern == "by_step/forgetting/(bird)$" or not asked_for, pattern
         assert series or chart.multiline.tag
     assert sum("by_step/iou/" in tag for chart in charts for tag in chart.multiline.tag) == 2

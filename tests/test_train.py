@@ -157,11 +157,16 @@ def test_evaluate_only_without_a_model_says_what_is_missing(toy_arguments, capsy
     assert "step_0.pt is missing" in capsys.readouterr().err
 
 
-def test_a_finished_run_is_not_trained_again(toy_arguments, toy_run):
+def test_a_finished_run_is_not_trained_again(toy_arguments, toy_run, capsys):
     file = toy_run("method.name=mib") / "step_1.pt"
     stamp = file.stat().st_mtime_ns
+    assert "nothing was trained" not in capsys.readouterr().out
     assert train.main(toy_arguments("method.name=mib")) == 0
     assert file.stat().st_mtime_ns == stamp
+    assert "nothing was trained" in capsys.readouterr().out
+    file.unlink()
+    assert train.main(toy_arguments("method.name=mib")) == 0
+    assert "nothing was trained" not in capsys.readouterr().out
 
 
 def test_another_config_in_the_same_folder_is_refused_unless_forced(toy_arguments, capsys):
@@ -271,6 +276,36 @@ def test_config_errors_come_all_at_once_with_exit_code_2(capsys):
 def test_unknown_method_option_is_a_config_error(capsys):
     assert train.main(["method.name=ewc", "method.options.dekay=0.5"]) == 2
     assert "it has: decay" in capsys.readouterr().err
+
+
+def test_a_methods_file_without_its_name_is_pointed_out(capsys):
+    for name, is_there in {"fused": True, "fusedd": False, "../train": False}.items():
+        assert train.main([f"method.name={name}"]) == 2
+        message = capsys.readouterr().err
+        assert f"{name!r} is not one of" in message
+        assert (f"methods/{name}.py exists but registers no such name" in message) == is_there
+
+
+@pytest.mark.parametrize(
+    ("hook", "returned", "words"),
+    [
+        ("segmentation_loss", torch.ones(2, 3), "segmentation_loss is a tensor of shape (2, 3)"),
+        ("segmentation_loss", 0.5, "segmentation_loss is of type float"),
+        ("retention_losses", torch.tensor(1.0), "retention_losses is a tensor of shape ()"),
+        ("retention_losses", None, "retention_losses is of type NoneType"),
+        ("retention_losses", {"kd": torch.ones(4)}, "retention_losses['kd'] is a tensor of shape (4,)"),
+        ("retention_losses", {"kd": 0}, "retention_losses['kd'] is of type int"),
+    ],
+)
+def test_losses_of_another_shape_are_refused(
+    hook, returned, words, toy_arguments, toy_run, monkeypatch, capsys
+):
+    start = toy_run("method.name=ft", name="first") / "step_0.pt"
+    monkeypatch.setattr(METHODS["mib"], hook, lambda *_: returned)
+    assert train.main(toy_arguments("method.name=mib", f"train.start_from={start}", name="rest")) == 2
+    lines = capsys.readouterr().err.splitlines()  # those of a progress bar too
+    assert any(line.startswith(f"error: method 'mib': {words}, but must be a ") for line in lines)
+    assert "Traceback" not in "".join(lines)
 
 
 def test_missing_data_root_is_explained(capsys):

@@ -18,7 +18,7 @@ from toys import STEPS, ToySegmenter, toy_batch, weighted_loss
 import train
 from configs import ConfigError, load_config, yaml_core
 from data.protocols import Step
-from methods import METHODS, PHASES, UPDATES, AlterSGD, Method, Weights, make_method, make_update
+from methods import METHODS, PHASES, UPDATES, AlterSGD, Method, Weights, make_method, make_update, register
 from methods.cpr import confidence, penalise_confidence
 from methods.gradient_penalty import GradientPenalty
 from methods.sam import SAM
@@ -568,3 +568,15 @@ def test_a_plan_knows_older_runs_that_are_finished(tmp_path, monkeypatch):
     changed = list_jobs(*arguments, ["optim.lr_decay=0.9"])
     (differences,) = {tuple(run.differences) for run in look_at(changed, PRESETS["shapes"], count=False)}
     assert differences == ("optim.lr_decay: 1.0 -> 0.9",)
+
+
+# ---- what a method has to say ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hook", ["retention_losses", "targets", "survey"])
+def test_a_hook_that_would_never_be_called_is_refused(hook):
+    careless = type("Careless", (Method,), {hook: lambda self, *arguments: {}})
+    with pytest.raises(ValueError, match=f"Careless has {hook}.*needs_teacher = True"):
+        register("careless")(careless)
+    assert "careless" not in METHODS
+    type("Careful", (careless,), {"needs_teacher": True})
