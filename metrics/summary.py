@@ -39,6 +39,7 @@ FLATNESS: dict[str | int, Callable[[Mapping[str, Any]], float | None]] = {
     "top eigenvalue": lambda figures: next(iter(figures.get("eigenvalues", ())), None),
     "trace": lambda figures: figures.get("trace", {}).get("mean"),
 }
+LOGGED_FLATNESS = ("squared_gradient_norm", "top_eigenvalue")  # by run.flatness, while a step trains
 
 
 @dataclass(frozen=True, eq=False)
@@ -88,6 +89,14 @@ class Run:
             return figures["modes"]["eval"]["seg"]
         except (OSError, ValueError, KeyError, TypeError):
             return {}
+
+    def change_at_the_end(self, figure: str) -> float | None:
+        """Of what run.flatness logged: the value at the end of a step over that at the share p, the mean of later steps."""
+        logged = [step.get("flatness", {}) for step in self.results["steps"][1:]]
+        pairs = [[places.get(place, {}).get(figure) for place in ("end", "boundary")] for places in logged]
+        if not pairs or not all(value and value > 0 for pair in pairs for value in pair):
+            return None
+        return statistics.geometric_mean(end / boundary for end, boundary in pairs)
 
     @property
     def gradients_later(self) -> int | None:
@@ -150,6 +159,8 @@ class Collection:
             return run.gradients_later
         if key in FLATNESS:
             return FLATNESS[key](run.flatness)
+        if key in LOGGED_FLATNESS:
+            return run.change_at_the_end(str(key))
         if key == "forgetting":
             value = run.results["steps"][-1]["mean_forgetting"]
         elif isinstance(key, int):

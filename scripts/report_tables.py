@@ -13,6 +13,7 @@ from metrics.continual import group_names
 from metrics.paper import Setting
 from metrics.summary import (
     FLATNESS,
+    LOGGED_FLATNESS,
     SMALLEST_TEST,
     Collection,
     Difference,
@@ -313,33 +314,33 @@ def table_neighbours(runs: Collection) -> Section:
         [
             *(label, *means(runs, s), cell(runs, s, "forgetting")),
             *(scientific(runs, s, key) for key in FLATNESS),
-            *(ratio(runs, s, plain, key) for key in ("gradients", "seconds")),
+            ratio(runs, s, plain, "gradients"),
         ]
         for label, s in settings.items()
     ]
     table = Table(
         "AlterSGD and its neighbours",
         [
-            *(
-                "setting",
-                "seeds",
-                *groups(runs),
-                "forgetting",
-                "squared gradient norm",
-                "top eigenvalue",
-                "trace",
-            ),
-            *("gradients", "seconds"),
+            *("setting", "seeds", *groups(runs), "forgetting"),
+            *("squared gradient norm", "top eigenvalue", "trace", "gradients, MiB = 1"),
         ],
         rows,
-        [("", 2), ("mIoU in percent", 3), ("", 1), ("l_seg, norms in eval", 3), ("cost, MiB = 1", 2)],
+        [("", 2), ("mIoU in percent", 3), ("", 1), ("l_seg, norms in eval", 3), ("", 1)],
         rules=[3],
     )
-    notes = ["Gradients: of single pictures, in the steps after step 0. Seconds: of training in these steps."]
-    unlike = machine_differences(runs.runs)
-    if unlike:
-        notes.append(f"Not made alike, so seconds cannot be compared: {'; '.join(unlike)}.")
-    return Section("neighbours", "Neighbours of AlterSGD", [table], notes, missing(runs, settings))
+    tables, notes = (
+        [table],
+        ["Gradients: of single pictures, in the steps after step 0. Time: scripts.benchmark updates."],
+    )
+    changes = [
+        [label, *(cell_of_ratio(runs, s, key) for key in LOGGED_FLATNESS)] for label, s in settings.items()
+    ]
+    changes = [row for row in changes if any(cell != EMPTY for cell in row[1:])]
+    if changes:
+        title = "What the last iterations of a step do: value at its end over that at the share p, mean of the steps"
+        tables.append(Table(title, ["setting", "squared gradient norm", "top eigenvalue"], changes))
+        notes.append("In brackets: the number of seeds. Below 1 it gets flatter.")
+    return Section("neighbours", "Neighbours of AlterSGD", tables, notes, missing(runs, settings))
 
 
 SECTIONS: dict[str, Callable[[Collection], Section]] = {
@@ -389,6 +390,11 @@ def scientific(runs: Collection, setting: Setting, key: str | int) -> str:
     if value.mean is None:
         return EMPTY
     return f"{value.mean:.3g}" + ("" if value.deviation is None else f" ± {value.deviation:.2g}")
+
+
+def cell_of_ratio(runs: Collection, setting: Setting, key: str) -> str:
+    value = spread(runs.values(setting, key).values())
+    return f"{show(value, 2)} ({value.n})" if value.n else EMPTY
 
 
 def ratio(runs: Collection, setting: Setting, control: Setting, key: str) -> str:
