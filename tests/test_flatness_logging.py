@@ -74,6 +74,7 @@ def test_figures_at_the_boundary_and_the_end(toy_arguments, toy_voc, tmp_path):
 
 
 @pytest.mark.parametrize(("p", "places"), [("1", ["end"]), ("0", ["end"]), ("0.75", ["boundary", "end"])])
+@pytest.mark.slow
 def test_plain_training_is_measured_at_the_same_places(p, places, toy_arguments, tmp_path):
     options = ("method.name=mib", "phase.name=descent", f"phase.p={p}", "run.flatness=1")
     assert train.main(toy_arguments(*options)) == 0
@@ -98,6 +99,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", mostly_slow(CASES, fast=["fused", "lean norm, dropout, sam", "iabn"]))
+@pytest.mark.slow
 def test_training_does_not_notice(case, toy_arguments, tmp_path):
     if case == "iabn":
         pytest.importorskip("inplace_abn")
@@ -110,6 +112,7 @@ def test_training_does_not_notice(case, toy_arguments, tmp_path):
     assert all(figures[place][name] > 0 for place in ("boundary", "end") for name in FIGURES)
 
 
+@pytest.mark.slow
 def test_a_resumed_step_keeps_what_was_measured_before(toy_arguments, tmp_path):
     run_until(toy_arguments(*OPTIONS, name="whole"), NEVER)
     assert stop_and_go(toy_arguments(*OPTIONS, name="pieces"), 1) > 4

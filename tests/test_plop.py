@@ -358,6 +358,7 @@ def test_stages_are_read_before_activation_and_before_upsampling():
 PUBLISHED = ("method.name=plop", "method.strength=null")
 
 
+@pytest.mark.slow
 def test_a_resumed_step_is_not_surveyed_again(toy_arguments, tmp_path, monkeypatch):
     seen, original = [], PLOP.survey
 
@@ -376,6 +377,7 @@ def test_a_resumed_step_is_not_surveyed_again(toy_arguments, tmp_path, monkeypat
     assert whole["methods"] == {}
 
 
+@pytest.mark.slow
 def test_it_starts_from_everybodys_step_0_and_cannot_observe(toy_arguments, tmp_path, capsys):
     assert train.main(toy_arguments("train.last_step=0", "method.also_observe=[ewc]", name="first")) == 0
     start = f"train.start_from={tmp_path}/runs/first/step_0.pt"

@@ -165,6 +165,7 @@ def test_quickstart_trains_four_runs_from_one_step_0_and_compares_them(project):
 
 
 @pytest.mark.parametrize("command", ["train.py --help", "-m scripts.check_data {data}"])
+@pytest.mark.slow
 def test_output_that_nobody_reads_is_no_error(command, toy_voc):
     reads, writes = os.pipe()
     os.close(reads)

@@ -459,6 +459,7 @@ def test_only_the_student_drops_and_only_in_training(begin):
         assert torch.equal(evaluated, trainee.model(images).logits)
 
 
+@pytest.mark.slow
 def test_dropout_goes_on_after_a_stop_with_the_same_bits(toy_arguments, tmp_path):
     options = ("method.name=mib", "model.dropout=0.3", "update.name=sam")
     run_until(toy_arguments(*options, name="whole"), NEVER)
