@@ -226,6 +226,7 @@ def test_index(voc, tmp_path):
     assert build_index("voc", voc.train, 21, cache=tmp_path / "cache") == [{1}, {1, 2}, {3}]
 
 
+@pytest.mark.slow
 def test_index_by_processes_is_the_same(tmp_path):
     for i in range(4):
         write_picture(tmp_path / f"{i}.jpg", tmp_path / f"{i}.png", [0, i])

@@ -391,6 +391,7 @@ def test_published_counts_are_those_of_the_code():
     assert len(rows) == 7 and rows == {name: known[name] for name in rows}
 
 
+@pytest.mark.slow
 def test_the_protocol_picture_shows_what_it_says():
     both = drawn.find_example("old + new", ("new", "old"))
     later = drawn.find_example("new + future", ("new", "future"))

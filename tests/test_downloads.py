@@ -349,6 +349,7 @@ def test_scipy_is_asked_for_before_anything_is_fetched(download, tmp_path, serve
 
 
 @needs_scipy
+@pytest.mark.slow
 def test_voc_with_sbd(download, voc_tar, tmp_path, server):
     from scipy.io import savemat
 

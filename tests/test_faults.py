@@ -141,6 +141,7 @@ def test_a_data_worker_that_dies_is_explained(toy_arguments, monkeypatch, capsys
     assert "lower data.workers" in message and "goes on from the last checkpoint" in message
 
 
+@pytest.mark.slow
 def test_two_runs_in_one_folder_are_refused(toy_arguments, tmp_path, capsys):
     folder = RunFolder(tmp_path / "runs/run")
     folder.lock()

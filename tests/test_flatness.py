@@ -381,6 +381,7 @@ def read(run: Path, *more: str) -> tuple[script.Subject, script.Pictures]:
     return subject, script.Pictures(subject, dataset, options)
 
 
+@pytest.mark.slow
 def test_the_ends_of_the_line_are_the_models(toy_run):
     subject, pictures = read(toy_run())
     old = pictures.of("old")
@@ -433,6 +434,7 @@ def test_other_pictures_give_other_figures(on, toy_run):
     assert both[0] != both[1]
 
 
+@pytest.mark.slow
 def test_the_whole_objective_is_the_one_that_is_trained(toy_run):
     run = toy_run("method.name=ewc")
     subject, pictures = read(run)
@@ -451,6 +453,7 @@ def test_the_whole_objective_is_the_one_that_is_trained(toy_run):
     assert penalty.item() == pytest.approx(10 * subject.method.penalty(subject.model).item(), rel=1e-3)
 
 
+@pytest.mark.slow
 def test_several_runs_leave_their_figures_beside_them(toy_run, tmp_path, capsys):
     run = toy_run()
     arguments = [str(run), str(tmp_path / "nowhere"), *QUICK, "--of", "seg", "--beside"]
@@ -462,6 +465,7 @@ def test_several_runs_leave_their_figures_beside_them(toy_run, tmp_path, capsys)
     assert "--beside" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_labels_that_a_method_rewrites_are_measured_rewritten(toy_run):
     subject, pictures = read(toy_run("method.name=plop", "method.strength=null"), "--pictures", "12")
     labels = torch.cat([batch.labels for batch in pictures.of("train")])

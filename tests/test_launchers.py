@@ -121,6 +121,7 @@ def study(tmp_path, toy_voc, monkeypatch) -> Study:
 # ---- running: train.py replaced ---------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_all_that_is_missing_runs_once_and_what_is_done_never_again(study, capsys):
     assert study.start("table1") == 0
     shown = capsys.readouterr().out

@@ -73,6 +73,7 @@ def test_three_steps_by_name_with_mib_and_altersgd(run, tmp_path):
     assert results["config"]["data"]["protocol"] is None
 
 
+@pytest.mark.slow
 def test_disjoint_shows_no_future_class(run, tmp_path):
     assert run() == 0
     results = json.loads((tmp_path / "runs/run/results.json").read_text())

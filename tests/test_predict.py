@@ -109,6 +109,7 @@ def write_odd_pictures(folder) -> dict[str, tuple[int, int]]:
     return sizes | {name[:-4]: size for name, size in others.items()} | {"turned": (23, 37)}
 
 
+@pytest.mark.slow
 def test_any_picture_gets_a_mask_of_its_size_and_a_valid_overlay(run, tmp_path, capsys):
     sizes = write_odd_pictures(tmp_path / "in")
     assert call(run, tmp_path / "in", "--out", tmp_path / "out") == 0

@@ -114,6 +114,7 @@ def test_a_scale_of_zero_keeps_a_gradient(tmp_path):
 
 
 @pytest.mark.skipif(SHARED is None, reason="ALTERSGD_SHARED names no folder with the published weight file")
+@pytest.mark.slow
 def test_published_mobilenet_file():
     path = Path(SHARED) / "weights" / "mobilenet_v2-b0353104.pth"
     segmenter = small_segmenter(body="mobilenet_v2").double()
@@ -275,6 +276,7 @@ class Trap:
         return Path.touch, (Path("trap_was_sprung"),)
 
 
+@pytest.mark.slow
 def test_pickled_objects_are_not_run(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     torch.save({"state_dict": {}, "trap": Trap()}, "object.pth")

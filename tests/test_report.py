@@ -269,6 +269,7 @@ def test_missing_rows_seeds_and_settings_are_named(runs):
     assert {f"{label}: seeds 1, 2, 3" for label in wanted} <= set(section(folder, "ablations").missing)
 
 
+@pytest.mark.slow
 def test_missing_and_unfinished_runs_are_in_every_text(written):
     for name in ("report.md", "report.html"):
         text = (written / name).read_text(encoding="utf-8")

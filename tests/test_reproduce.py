@@ -33,6 +33,7 @@ def voc_jobs(*tables: str, seeds=(1,), overrides=()) -> dict:
 
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("table", mostly_slow([*ROWS, "all"], fast=["table1", "all"]))
+@pytest.mark.slow
 def test_every_table_has_the_papers_runs_for_every_seed(table, preset, tmp_path, capsys):
     runs = tmp_path / "runs"
     arguments = [table, "--preset", preset, "--seeds", "1", "2", "3", "--runs", str(runs), "--dry-run"]

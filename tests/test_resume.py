@@ -67,6 +67,7 @@ OPTIONS = {
 @pytest.mark.parametrize(
     "options", mostly_slow(OPTIONS.values(), fast=[OPTIONS["mib-momentum-off"]]), ids=OPTIONS
 )
+@pytest.mark.slow
 def test_stopping_every_few_iterations_changes_no_bit(options, toy_arguments, tmp_path):
     run_until(toy_arguments(*options, name="whole"), NEVER)
     assert stop_and_go(toy_arguments(*options, name="pieces"), 4) > 2
@@ -86,6 +87,7 @@ def test_stopping_every_few_iterations_changes_no_bit(options, toy_arguments, tm
     assert not list((tmp_path / "runs/pieces").glob("resume*"))
 
 
+@pytest.mark.slow
 def test_logs_of_a_resumed_run_have_no_doubled_points(toy_arguments, tmp_path):
     # Saved every third iteration, killed (not stopped) after the fourth: iterations 4 and 5 are run twice.
     arguments = toy_arguments("method.name=mib", "run.checkpoint_every=3", "train.epochs=4")

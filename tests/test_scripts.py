@@ -217,6 +217,7 @@ def two_runs(toy_run) -> list[str]:
 
 
 @pytest.mark.parametrize("examples", mostly_slow([1, 3, 100], fast=[3]))
+@pytest.mark.slow
 def test_compare_prints_a_row_per_run_and_draws(examples, two_runs, tmp_path, capsys):
     picture = tmp_path / "new" / "comparison.png"
     capsys.readouterr()

@@ -78,6 +78,7 @@ def show(*arguments, capsys) -> tuple[int, str]:
     return code, capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_every_state_in_one_table(done, stopped, tmp_path, capsys):
     """The lock outlives a walk that was interrupted inside this process, as long as nobody lets go of it."""
     shutil.copytree(stopped, tmp_path / "runs/running")

@@ -196,6 +196,7 @@ def test_pictures_are_the_same_ones_after_every_step_and_show_old_and_new_classe
 
 
 @pytest.mark.parametrize("num_classes", [2, 21, 151])
+@pytest.mark.slow
 def test_confusion_has_rows_of_truth_and_names_on_its_axes(num_classes, board, figures, tmp_path):
     counts = np.zeros((num_classes, num_classes), int)
     counts[0, 0], counts[0, 1] = 30, 10  # a quarter of class 0 is taken for class 1; class 1 never occurs
@@ -332,6 +333,7 @@ def finished(toy_arguments, tmp_path):
     return arguments, tmp_path / "runs/run"
 
 
+@pytest.mark.slow
 def test_a_run_writes_every_documented_name(finished):
     folder = finished[1]
     events = read(folder)
@@ -365,6 +367,7 @@ def test_a_run_writes_every_documented_name(finished):
     assert events.Scalars("iou/bird")[0].value == pytest.approx(results["iou"]["bird"])
 
 
+@pytest.mark.slow
 def test_a_run_shows_pictures_confusion_and_its_config(finished, tmp_path, toy_voc):
     events = read(finished[1])
     pictures = [f"pictures/{number}" for number in range(3)]
@@ -414,6 +417,7 @@ def test_a_run_lays_out_charts_of_names_that_it_writes(finished):
     assert sum("by_step/iou/" in tag for chart in charts for tag in chart.multiline.tag) == 2
 
 
+@pytest.mark.slow
 def test_a_finished_run_is_a_row_among_the_hyperparameters(finished):
     events = read(finished[1])
 
@@ -436,6 +440,7 @@ def test_an_unfinished_run_is_none(toy_arguments, tmp_path):
     assert not [tag for tag in read(tmp_path / "runs/run").Tags()["tensors"] if "hparams" in tag]
 
 
+@pytest.mark.slow
 def test_each_start_that_has_something_to_do_writes_one_file(finished):
     arguments, folder = finished
     assert num_files(folder) == 1
@@ -445,6 +450,7 @@ def test_each_start_that_has_something_to_do_writes_one_file(finished):
     assert num_files(folder) == 2
 
 
+@pytest.mark.slow
 def test_a_run_from_a_shared_step_shows_the_figures_of_that_step(finished, toy_arguments, tmp_path):
     shared = finished[1] / "step_0.pt"
     assert train.main(toy_arguments("method.name=mib", f"train.start_from={shared}", name="other")) == 0
@@ -454,6 +460,7 @@ def test_a_run_from_a_shared_step_shows_the_figures_of_that_step(finished, toy_a
         assert events.Scalars(tag)[0].value == before.Scalars(tag)[0].value
 
 
+@pytest.mark.slow
 def test_scoring_again_keeps_the_curves(finished):
     arguments, folder = finished
     assert train.main([*arguments, "train.evaluate_only=true"]) == 0

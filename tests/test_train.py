@@ -55,6 +55,7 @@ def _parameters(path):
     return checkpoint.load_segmenter(path)[0].named_parameters()
 
 
+@pytest.mark.slow
 def test_results_hold_what_a_reader_needs(toy_arguments, tmp_path):
     assert train.main(toy_arguments("method.name=mib")) == 0
     folder = tmp_path / "runs/run"
@@ -140,6 +141,7 @@ def test_importance_methods_need_their_own_step_0(toy_arguments, tmp_path, capsy
     assert "no statistics of 'ewc'" in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_evaluate_only_scores_again_and_trains_nothing(toy_arguments, toy_run):
     folder = toy_run("method.name=mib")
     before = {p: p.stat().st_mtime_ns for p in folder.glob("step_*.pt")}
@@ -169,6 +171,7 @@ def test_a_finished_run_is_not_trained_again(toy_arguments, toy_run, capsys):
     assert "nothing was trained" not in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_another_config_in_the_same_folder_is_refused_unless_forced(toy_arguments, capsys):
     assert train.main(toy_arguments("train.last_step=0")) == 0
     assert train.main(toy_arguments("optim.lr_later=0.03")) == 2
@@ -201,6 +204,7 @@ def test_memory_format_does_not_change_the_result(toy_arguments, tmp_path, doubl
     assert_close(weights_of(tmp_path / "runs/a", 0), weights_of(tmp_path / "runs/b", 0), 1e-9)
 
 
+@pytest.mark.slow
 def test_accumulated_gradients_are_those_of_the_whole_batch(
     toy_arguments, tmp_path, monkeypatch, double_precision
 ):
@@ -297,6 +301,7 @@ def test_a_methods_file_without_its_name_is_pointed_out(capsys):
         ("retention_losses", {"kd": 0}, "retention_losses['kd'] is of type int"),
     ],
 )
+@pytest.mark.slow
 def test_losses_of_another_shape_are_refused(
     hook, returned, words, toy_arguments, toy_run, monkeypatch, capsys
 ):

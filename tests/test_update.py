@@ -305,6 +305,7 @@ def test_the_help_lists_the_rules(capsys):
     assert "Update rules (update.name): " + ", ".join(UPDATES) in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_the_rule_is_part_of_the_name_and_its_cost_of_the_results(toy_arguments, tmp_path):
     arguments = [a for a in toy_arguments("update.name=sam", "method.name=mib") if "run.name" not in a]
     assert train.main(arguments) == 0
@@ -433,6 +434,7 @@ def test_an_ascent_flips_the_confidence_too(begin, double_precision):
     assert difference(flipped, [-t for t in term]) < 1e-9 * length(term)
 
 
+@pytest.mark.slow
 def test_the_penalty_on_confidence_lowers_it(toy_arguments, tmp_path):
     values = {}
     for beta in (0, 3):
@@ -539,6 +541,7 @@ def age(run: Path) -> None:
     (run / "results.json").write_text(json.dumps(results))
 
 
+@pytest.mark.slow
 def test_an_older_run_goes_on_and_serves_as_a_start(toy_arguments, tmp_path, capsys):
     assert train.main(toy_arguments("train.last_step=0", name="old")) == 0
     old = tmp_path / "runs/old"
