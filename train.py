@@ -80,7 +80,7 @@ from models.parallel import (
 )
 from models.pretrained import WeightsError, load_body_weights
 from models.run_folder import RunError, RunFolder, read_results
-from models.segmenter import BODIES, Output, Segmenter, build_segmenter
+from models.segmenter import BODIES, Output, Segmenter, build_segmenter, rebuild_segmenter
 from scripts.terminal import exit_with
 
 STOPPED_BY_SIGNAL = 75
@@ -516,10 +516,8 @@ def measure_flatness(
     config = run.config
     network = config.model.architecture | {"norm": "abn"}  # twice differentiable, the same weights
     with torch.random.fork_rng(devices=[]):  # the first weights, which are replaced at once
-        twin = build_segmenter(**network)
-        for classifier in model.classifiers:
-            twin.add_classes(classifier.out_channels)
-    twin.load_state_dict(model.state_dict())
+        sizes = [classifier.out_channels for classifier in model.classifiers]
+        twin = rebuild_segmenter(network, sizes, model.state_dict())
     twin = memory_format(run, twin.to(run.ranks.device)).eval()
     judge = make_method(config.method.name, config.method.cross_entropy, config.method.options, "plain")
     judge.begin_step(twin, step)

@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from models.parallel import Ranks, gather_objects
-from models.segmenter import Segmenter, build_segmenter
+from models.segmenter import Segmenter, rebuild_segmenter
 
 FOLDER_MARK = 0x10  # in the attributes of a zip record
 
@@ -135,10 +135,10 @@ def load_segmenter(
         )
     try:
         chosen = {} if norm is None else {"norm": norm}
-        model = build_segmenter(**state["network"]["arguments"] | chosen, group=group)
-        for size in state["network"]["classifiers"]:
-            model.add_classes(size)
-        model.load_state_dict(state.pop("model"))
+        network = state["network"]
+        model = rebuild_segmenter(
+            network["arguments"] | chosen, network["classifiers"], state.pop("model"), group
+        )
     except (RuntimeError, TypeError, KeyError, ValueError) as error:
         raise CheckpointError(f"{path}: the weights do not fit the network it names ({error})") from error
     return model.to(device), state

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -127,3 +127,17 @@ def build_segmenter(
         pooling_size=POOLING_PIXELS // output_stride,
     )
     return Segmenter(network, head, body)
+
+
+def rebuild_segmenter(
+    architecture: Mapping[str, Any],
+    classifiers: Iterable[int],
+    state: Mapping[str, Any],
+    group: dist.ProcessGroup | None = None,
+) -> Segmenter:
+    """A segmenter with the weights of another one: its `state`, and the sizes of its classifiers."""
+    model = build_segmenter(**architecture, group=group)
+    for size in classifiers:
+        model.add_classes(size)
+    model.load_state_dict(state)
+    return model
