@@ -154,6 +154,16 @@ def _beside(config: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(names)
 
 
+def plain_name(config: Mapping[str, Any]) -> str:
+    """Method, phase and neighbours without their numbers, as the overlays are called: "mib + sam"."""
+    parts = [config["method"]["name"]]
+    parts += [name for name in (config["phase"]["name"],) if name != "descent"]
+    parts += [name for name in (config["update"]["name"],) if name != "plain"]
+    parts += ["cpr"] if config["method"]["entropy"] else []
+    parts += ["stable_sgd"] if is_stable_sgd(config) else []
+    return " + ".join(parts)
+
+
 def is_stable_sgd(config: Mapping[str, Any]) -> bool:
     """Its small batch alone is another recipe, not Stable SGD."""
     return config["model"]["dropout"] > 0 or config["optim"]["lr_decay"] < 1

@@ -15,7 +15,7 @@ from typing import Any
 from configs.schema import FREE_KEYS, config_differences, with_defaults
 from data.protocols import BACKGROUND, Step, steps_from_lists
 from metrics import continual
-from metrics.paper import Setting, is_stable_sgd, setting_of
+from metrics.paper import Setting, is_stable_sgd, plain_name, setting_of
 
 SPEED_KEYS = ("train.channels_last", "train.losses")
 AXES = (
@@ -39,6 +39,8 @@ FLATNESS: dict[str | int, Callable[[Mapping[str, Any]], float | None]] = {
     "top eigenvalue": lambda figures: next(iter(figures.get("eigenvalues", ())), None),
     "trace": lambda figures: figures.get("trace", {}).get("mean"),
 }
+MIB_TIME = "mib / plain mib"
+BENCHMARK_FILE = "benchmark.json"  # in the folder of the runs, by scripts.benchmark
 LOGGED_FLATNESS = ("squared_gradient_norm", "top_eigenvalue")  # by run.flatness, while a step trains
 
 
@@ -99,6 +101,16 @@ class Run:
         return statistics.geometric_mean(end / boundary for end, boundary in pairs)
 
     @property
+    def iteration_time(self) -> float | None:
+        """Of one picture, MiB's = 1, as far as `scripts.benchmark updates` left its figures in the folder of the runs."""
+        try:
+            content = json.loads((self.folder.parent / BENCHMARK_FILE).read_text(encoding="utf-8"))
+            figures = {figure["what"]: figure["value"] for figure in content["updates"]["figures"]}
+            return (figures | {MIB_TIME: 1.0}).get(f"{plain_name(self.config)} / plain mib")
+        except (OSError, ValueError, KeyError, TypeError):
+            return None
+
+    @property
     def gradients_later(self) -> int | None:
         """Gradients of single pictures, after step 0."""
         steps = self.results["steps"][1:]
@@ -148,7 +160,7 @@ class Collection:
 
     def values(self, setting: Setting, key: str | int) -> dict[int, float]:
         """Seed -> a figure after the last step, where it is known: old, new, all, first (old after step 0), forgetting
-        or a class id, in percent; or seconds and gradients, of the later steps, and what scripts.flatness measured."""
+        or a class id, in percent; or seconds and gradients, of the later steps, and what scripts.flatness and scripts.benchmark measured."""
         known = {seed: self._figure(run, key) for seed, run in self.cells.get(setting, {}).items()}
         return {seed: value for seed, value in sorted(known.items()) if value is not None}
 
@@ -157,6 +169,8 @@ class Collection:
             return run.seconds_later
         if key == "gradients":
             return run.gradients_later
+        if key == "time":
+            return run.iteration_time
         if key in FLATNESS:
             return FLATNESS[key](run.flatness)
         if key in LOGGED_FLATNESS:

@@ -4,6 +4,7 @@ python -m scripts.benchmark                                              # all p
 python -m scripts.benchmark losses labels --quick                        # tiny sizes: does it work?
 python -m scripts.benchmark loading index --fullres DIR --voc192 DIR     # parts that need pictures (VOC's layout)
 python -m scripts.benchmark memory --json results/benchmark.json         # replaces this part's figures in the file
+python -m scripts.benchmark updates --json runs/voc-cpu/benchmark.json   # for the neighbours in the report of runs/voc-cpu
 python -m scripts.benchmark --show results/benchmark.json                # measures nothing: the file as Markdown
 
 The variants of a comparison take turns (A B A B ...) after a warm-up. Shown is the median of the repeats and, in
@@ -28,7 +29,7 @@ from metrics.results import environment
 from metrics.tables import format_table, markdown_table
 from models.parallel import be_deterministic, keep_freed_memory
 from scripts.benchmarks import PARTS
-from scripts.benchmarks.measure import Figure, Options, Skipped, say
+from scripts.benchmarks.measure import CPU_RECIPE, Figure, Options, Skipped, say
 
 
 def main(arguments: list[str]) -> int:
@@ -38,7 +39,7 @@ def main(arguments: list[str]) -> int:
     if given.show:
         print(markdown(read(given.show)))
         return 0
-    options = Options(given.quick, given.repeats, given.voc192, given.fullres)
+    options = Options(given.quick, given.repeats, given.recipe, given.voc192, given.fullres)
     if given.threads:
         torch.set_num_threads(given.threads)
     behave_as_in_training()
@@ -70,6 +71,9 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("parts", nargs="*", metavar="part", help=f"all without any: {', '.join(PARTS)}")
     parser.add_argument("--quick", action="store_true", help="tiny sizes; the figures mean nothing")
     parser.add_argument("--repeats", type=int, help="samples of every variant (default: each part's own)")
+    parser.add_argument(
+        "--recipe", default=CPU_RECIPE, metavar="FILE", help="for updates: its sizes (%(default)s)"
+    )
     parser.add_argument("--voc192", type=Path, metavar="FOLDER", help="for index: many pictures")
     parser.add_argument("--fullres", type=Path, metavar="FOLDER", help="for loading: pictures of full size")
     parser.add_argument("--json", type=Path, metavar="FILE", help="keep figures and samples here, by part")
@@ -91,6 +95,8 @@ def check(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
         folder = getattr(given, option)
         if folder is not None and not folder.is_dir():
             parser.error(f"--{option}: {folder} is not a folder")
+    if not Path(given.recipe).is_file():
+        parser.error(f"--recipe: {given.recipe} is not a file; name a YAML overlay of configs/")
     if given.show and not (given.show.exists() and isinstance(read(given.show), dict)):
         parser.error(f"--show: {given.show} holds no figures; make them with --json {given.show}")
     if given.json and not isinstance(read(given.json), dict):

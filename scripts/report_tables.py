@@ -315,6 +315,7 @@ def table_neighbours(runs: Collection) -> Section:
             *(label, *means(runs, s), cell(runs, s, "forgetting")),
             *(scientific(runs, s, key) for key in FLATNESS),
             ratio(runs, s, plain, "gradients"),
+            time_of_a_picture(runs, s),
         ]
         for label, s in settings.items()
     ]
@@ -322,15 +323,18 @@ def table_neighbours(runs: Collection) -> Section:
         "AlterSGD and its neighbours",
         [
             *("setting", "seeds", *groups(runs), "forgetting"),
-            *("squared gradient norm", "top eigenvalue", "trace", "gradients, MiB = 1"),
+            *("squared gradient norm", "top eigenvalue", "trace", "gradients", "time"),
         ],
         rows,
-        [("", 2), ("mIoU in percent", 3), ("", 1), ("l_seg, norms in eval", 3), ("", 1)],
+        [("", 2), ("mIoU in percent", 3), ("", 1), ("l_seg, norms in eval", 3), ("cost, MiB = 1", 2)],
         rules=[3],
     )
     tables, notes = (
         [table],
-        ["Gradients: of single pictures, in the steps after step 0. Time: scripts.benchmark updates."],
+        [
+            "Gradients: of single pictures, in the steps after step 0. Time: of a picture in an iteration of the step's "
+            "last part, by scripts.benchmark updates."
+        ],
     )
     changes = [
         [label, *(cell_of_ratio(runs, s, key) for key in LOGGED_FLATNESS)] for label, s in settings.items()
@@ -401,6 +405,12 @@ def ratio(runs: Collection, setting: Setting, control: Setting, key: str) -> str
     """The mean over the seeds that both have."""
     ours, theirs = runs.values(setting, key), runs.values(control, key)
     return show(spread(ours[seed] / theirs[seed] for seed in ours.keys() & theirs.keys() if theirs[seed]), 2)
+
+
+def time_of_a_picture(runs: Collection, setting: Setting) -> str:
+    """Measured once for all seeds."""
+    known = set(runs.values(setting, "time").values())
+    return f"{known.pop():.2f}" if len(known) == 1 else EMPTY
 
 
 def number(value: float | str | None) -> str:

@@ -3,6 +3,7 @@
 import json
 import time
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -14,15 +15,17 @@ from data.incremental import StepDataset, train_table
 from data.transforms import normalise, train_transform
 from methods import losses as plain_losses
 from metrics.confusion import ConfusionMatrix
+from metrics.paper import plain_name
 from models.norm import ABN
 from scripts import benchmark
 from scripts.benchmarks import PARTS, evaluation, inputs, losses, measure, memory, training
 from scripts.benchmarks.measure import Figure, Options, Samples, Target
+from scripts.experiments import NEIGHBOURS
 
 FIGURES = {  # rows of each part with --quick
     "iteration": 2,
     "alternation": 2,
-    "updates": 5,
+    "updates": 7,
     "losses": 6,
     "labels": 1,
     "loading": 5,
@@ -197,6 +200,22 @@ def test_an_iteration_evaluates_as_often_as_its_update_rule(update, passes, tmp_
         model.register_forward_pre_hook(lambda *_, name=name: counts.update({name: counts[name] + 1}))
     trainee.iterate()
     assert counts == {"student": passes, "teacher": 1}
+
+
+@pytest.mark.slow
+def test_the_report_finds_the_time_of_every_neighbour():
+    """By the names that runs of the shipped overlays have."""
+    mib = "configs/methods/mib.yaml"
+    arguments = [[mib, f"configs/{overlay}.yaml"] for overlay in NEIGHBOURS] + [["configs/methods/plop.yaml"]]
+    names = {plain_name(train.read_config(overlays).model_dump()) for overlays in arguments}
+    measured = {figure.what for figure in training.updates(Options(quick=True, repeats=1))}
+    assert measured == {f"{name} / plain mib" for name in names} and len(names) == 7
+
+
+def test_times_of_different_batches_are_compared_by_the_picture(monkeypatch):
+    trainee = SimpleNamespace(iterate=lambda: None, batch=(torch.zeros(8, 3, 2, 2), None))
+    monkeypatch.setattr(training, "timed", lambda action: lambda: 4.0)
+    assert training.per_picture(trainee)() == 0.5
 
 
 # ----------------------------------------------------------------------------------------------------------- the tool

@@ -650,6 +650,9 @@ def test_neighbours_stand_beside_altersgd_with_flatness_and_costs(tmp_path):
         }
     (tmp_path / "mib1/results.json").write_text(json.dumps(logged))
 
+    timed = {"updates": {"figures": [{"what": "mib + sam / plain mib", "value": 1.8}]}}
+    (tmp_path / "benchmark.json").write_text(json.dumps(timed))
+
     found = section(tmp_path, "neighbours")
     table, changes = found.tables
     assert changes.rows == [["MiB", "4.00 (1)", DASH]]
@@ -663,9 +666,11 @@ def test_neighbours_stand_beside_altersgd_with_flatness_and_costs(tmp_path):
     assert sam["l_seg, norms in eval: squared gradient norm"] == "3 ± 1.4"
     assert sam["l_seg, norms in eval: top eigenvalue"] == "7 ± 0"
     assert sam["l_seg, norms in eval: trace"] == "50 ± 0"
-    assert sam["gradients, MiB = 1"] == "2.00 ± 0.00"
+    assert sam["cost, MiB = 1: gradients"] == "2.00 ± 0.00"
+    assert sam["cost, MiB = 1: time"] == "1.80" and row(table, "MiB")["cost, MiB = 1: time"] == "1.00"
+    assert row(table, "PLOP")["cost, MiB = 1: time"] == DASH
     stable = row(table, table.rows[5][0])
-    assert stable["gradients, MiB = 1"] == "0.50 ± 0.00"  # the same iterations at half the batch
+    assert stable["cost, MiB = 1: gradients"] == "0.50 ± 0.00"  # the same iterations at half the batch
     assert row(table, "MiB + CPR 0.1")["l_seg, norms in eval: trace"] == DASH
 
 

@@ -17,6 +17,7 @@ from torch.profiler import ProfilerActivity, profile
 from models.segmenter import Segmenter
 
 Samples = dict[str, list[float]]  # by variant
+CPU_RECIPE = "configs/voc/15-1_cpu.yaml"
 
 
 class Skipped(Exception):
@@ -31,6 +32,7 @@ def channels_last(model: Segmenter) -> Segmenter:
 class Options:
     quick: bool = False
     repeats: int | None = None  # None: what each part thinks enough
+    recipe: str = CPU_RECIPE
     voc192: Path | None = None
     fullres: Path | None = None
 

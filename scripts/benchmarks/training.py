@@ -110,6 +110,10 @@ class Trainee:
         self.student, self.guard = wrap(model, run.ranks), FiniteGuard()
         self.batch = make_batch(run)
         self.batches, self.iteration_number = repeat(self.batch), LATE
+        if teacher is not None and method.surveys:
+            images, labels = self.batch
+            with torch.no_grad():
+                method.survey([(labels.to(run.ranks.device).long(), teacher(to_device(run, images)))])
 
     def iterate(self) -> None:
         """The body of train_step's loop without its log lines and checkpoints; the passes are its own function."""
@@ -205,25 +209,35 @@ def alternation(options: Options) -> list[Figure]:
 
 
 def updates(options: Options) -> list[Figure]:
-    """An iteration of MiB with each neighbour of AlterSGD against a plain one: the phases inside, the others throughout."""
+    """An iteration of MiB with each neighbour of AlterSGD, and of PLOP, against a plain one of MiB, on the size of a recipe.
+
+    The phases are inside of their iterations. PLOP's survey before a step, an epoch of its teacher, is not counted.
+    """
+    recipe = QUICK if options.quick else (options.recipe, "model.pretrained=null")
     with tempfile.TemporaryDirectory() as folder:
-        plain = begin(folder, "method.name=mib", *settings(options, 256))
+        plain = begin(folder, *recipe, "method.name=mib")
+        stable = begin(folder, *recipe, "configs/stable_sgd.yaml", "method.name=mib")
+        plop = begin(folder, *recipe, "method.name=plop")
     cautious = make_method("mib")
     penalise_confidence(cautious, BETA)
     trainees = {
         "plain": plain,
-        "altersgd": variant(plain, phase="altersgd"),
-        "consolidate": variant(plain, phase="consolidate"),
-        "sam": variant(plain, update="sam"),
-        "gradient_penalty": variant(plain, update="gradient_penalty"),
-        "cpr": variant(plain, method=cautious),
+        "mib + altersgd": variant(plain, phase="altersgd"),
+        "mib + consolidate": variant(plain, phase="consolidate"),
+        "mib + sam": variant(plain, update="sam"),
+        "mib + gradient_penalty": variant(plain, update="gradient_penalty"),
+        "mib + cpr": variant(plain, method=cautious),
+        "mib + stable_sgd": stable,
+        "plop": plop,
     }
-    samples = interleave(
-        {name: timed(trainee.iterate) for name, trainee in trainees.items()}, options.times(9)
-    )
-    return [
-        ratio(f"mib + {name} / plain mib", samples, name, "plain") for name in trainees if name != "plain"
-    ]
+    samples = interleave({name: per_picture(trainee) for name, trainee in trainees.items()}, options.times(9))
+    return [ratio(f"{name} / plain mib", samples, name, "plain") for name in trainees if name != "plain"]
+
+
+def per_picture(trainee: Trainee) -> Callable[[], float]:
+    """Seconds of an iteration over its pictures: smaller batches make more iterations of an epoch."""
+    measure, pictures = timed(trainee.iterate), len(trainee.batch[0])
+    return lambda: measure() / pictures
 
 
 def importance(options: Options) -> list[Figure]:
