@@ -17,9 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
@@ -40,9 +39,6 @@ from models.parallel import be_deterministic
 from models.run_folder import RunError, RunFolder
 from models.segmenter import Output, Segmenter
 from train import load_method_state
-
-if TYPE_CHECKING:
-    from scripts.plotting import Axes, Figure
 
 PLACES = [i / 20 for i in range(21)]  # along the line from the model before the step to the one after it
 SPAN = 0.5  # how far to go along a random direction, in lengths of the filters
@@ -73,6 +69,8 @@ def report(folder: Path, options: argparse.Namespace) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, (json.dumps(result, indent=1) + "\n").encode())
     if options.picture:
+        from scripts.landscape_picture import draw  # matplotlib takes a while to load
+
         draw(options.picture, result)
 
 
@@ -497,60 +495,6 @@ def line_table(result: dict) -> str:
 
 def number(value: float | None = None) -> str:
     return "-" if value is None else f"{value:.4g}"
-
-
-def draw(path: Path, result: dict) -> None:
-    from scripts.plotting import STYLE, pyplot, save
-
-    with pyplot.rc_context(STYLE):
-        save(draw_landscape(result), path)
-
-
-def draw_landscape(result: dict) -> "Figure":
-    """l_seg along a random direction, over a plane of two, and along the step."""
-    from scripts.plotting import pyplot
-
-    modes = result["modes"]
-    has_line = all("line" in figures for figures in modes.values())
-    panels = 1 + len(modes) + has_line
-    figure, axes = pyplot.subplots(1, panels, figsize=(3.4 * panels, 3.4), layout="constrained")
-    for mode, figures in modes.items():
-        draw_curve(axes[0], figures["around"]["places"], figures["around"]["seg"], mode)
-    axes[0].set(xlabel="lengths of a filter", ylabel="l_seg", title="along a random direction")
-    for axis, (mode, figures) in zip(axes[1:], modes.items(), strict=False):
-        draw_plane(figure, axis, figures["plane"])
-        axis.set_title(f"over a random plane ({mode})")
-    if has_line:
-        for mode, line in ((mode, figures["line"]) for mode, figures in modes.items()):
-            draw_curve(axes[-1], line["places"], line["seg"]["losses"], f"{mode}, all classes")
-            draw_curve(
-                axes[-1], line["places"], line["among_old"]["losses"], f"{mode}, old classes only", "--"
-            )
-        ends = f"from step {result['step'] - 1} (0) to step {result['step']} (1)"
-        axes[-1].set(xlabel=ends, ylabel="l_seg on old pictures", title="along the step")
-    for axis in axes:
-        axis.set_box_aspect(1)
-    named = axes[-1] if has_line else axes[0]
-    figure.legend(*named.get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
-    return figure
-
-
-def draw_curve(axis: "Axes", places: list[float], losses: list[float], label: str, style: str = "-") -> None:
-    colours = {"eval": "#0072B2", "train": "#D55E00"}  # distinct to the colour-blind
-    axis.plot(places, losses, style, color=colours[label.split(",")[0]], label=label)
-    if max(losses) > 10 * min(losses) > 0:
-        axis.set_yscale("log")
-
-
-def draw_plane(figure: "Figure", axis: "Axes", plane: dict) -> None:
-    losses = np.nan_to_num(np.array(plane["seg"]), nan=1e6).clip(1e-6, 1e6)
-    levels = np.geomspace(losses.min(), losses.max() * 1.001, 13)
-    filled = axis.contourf(plane["places"], plane["places"], losses, levels=levels, norm="log")
-    axis.plot(0, 0, "+", color="white", markersize=9)
-    axis.set(xlabel="first direction", ylabel="second direction")
-    axis.grid(False)
-    bar = figure.colorbar(filled, ax=axis, label="l_seg", shrink=0.8, ticks=levels[::3], format="%.3g")
-    bar.minorticks_off()
 
 
 if __name__ == "__main__":
