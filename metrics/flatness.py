@@ -7,6 +7,7 @@ that can be differentiated twice: the norm `abn` and the plain losses.
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -68,17 +69,28 @@ def gradient_norms(loss: Loss, batches: Sequence, parameters: Sequence[Tensor]) 
     return (total.norm().item() / len(batches)) ** 2, squares / len(batches)
 
 
+def curvature(loss: Loss, batch: Any, parameters: Sequence[Tensor]) -> Callable[[Tensor], Tensor]:
+    """v -> H v on one batch. Its gradient is computed once, and its graph lives as long as the function."""
+    gradient = torch.autograd.grad(loss(batch), parameters, create_graph=True, materialize_grads=True)
+    curved = [i for i, g in enumerate(gradient) if g.requires_grad]
+    first = [gradient[i] for i in curved]
+
+    def product(vector: Tensor) -> Tensor:
+        if not curved:
+            return torch.zeros_like(vector)
+        parts = split_like(vector, parameters)
+        weights = [parts[i] for i in curved]
+        return flatten(
+            torch.autograd.grad(first, parameters, weights, materialize_grads=True, retain_graph=True)
+        )
+
+    return product
+
+
 def hessian_product(loss: Loss, batches: Sequence, parameters: Sequence[Tensor], vector: Tensor) -> Tensor:
     """H v, batch by batch: the memory is that of one batch."""
-    product = torch.zeros_like(vector)
-    parts = split_like(vector, parameters)
-    for batch in batches:
-        gradient = torch.autograd.grad(loss(batch), parameters, create_graph=True, materialize_grads=True)
-        curved = [(g, v) for g, v in zip(gradient, parts, strict=True) if g.requires_grad]
-        if curved:
-            first, weights = zip(*curved, strict=True)
-            product += flatten(torch.autograd.grad(first, parameters, weights, materialize_grads=True))
-    return product / len(batches)
+    products = (curvature(loss, batch, parameters)(vector) for batch in batches)
+    return sum(products, torch.zeros_like(vector)) / len(batches)
 
 
 def top_eigenvalues(
@@ -99,11 +111,17 @@ def top_eigenvalues(
     """
     like, generator = flatten(parameters), torch.Generator().manual_seed(seed)
     start = torch.randn(len(like), generator=generator, dtype=like.dtype)
+    # With a single batch its graph can stay; that of several would take the memory of all.
+    multiply = (
+        curvature(loss, batches[0], parameters)
+        if len(batches) == 1
+        else partial(hessian_product, loss, batches, parameters)
+    )
     with tqdm(desc="eigenvalues", unit="product", leave=False, disable=None) as bar:
 
         def product(vector: np.ndarray) -> np.ndarray:
             bar.update()
-            return hessian_product(loss, batches, parameters, torch.from_numpy(vector).to(like)).cpu().numpy()
+            return multiply(torch.from_numpy(vector).to(like)).cpu().numpy()
 
         hessian = LinearOperator((len(like), len(like)), matvec=product, dtype=start.numpy().dtype)
         options = {"which": "LA", "v0": start.numpy(), "tol": tolerance, "maxiter": restarts}
@@ -118,11 +136,15 @@ def hessian_trace(
     loss: Loss, batches: Sequence, parameters: Sequence[Tensor], probes: int, *, seed: int = 0
 ) -> tuple[float, float]:
     """tr H by Hutchinson's estimator, the mean of v^T H v over random signs v, and its standard error."""
-    like, generator = flatten(parameters), torch.Generator().manual_seed(seed)
-    samples = []
-    for _ in tqdm(range(probes), "trace", unit="probe", leave=False, disable=None):
-        signs = (2 * torch.randint(2, (len(like),), generator=generator) - 1).to(like)
-        samples.append(torch.dot(signs, hessian_product(loss, batches, parameters, signs)).item())
+    like, samples = flatten(parameters), np.zeros(probes)
+    with tqdm(total=len(batches) * probes, desc="trace", unit="product", leave=False, disable=None) as bar:
+        for batch in batches:
+            multiply = curvature(loss, batch, parameters)
+            generator = torch.Generator().manual_seed(seed)  # the same signs on every batch
+            for probe in range(probes):
+                signs = (2 * torch.randint(2, (len(like),), generator=generator) - 1).to(like)
+                samples[probe] += torch.dot(signs, multiply(signs)).item() / len(batches)
+                bar.update()
     return float(np.mean(samples)), float(np.std(samples, ddof=1) / np.sqrt(probes))
 
 

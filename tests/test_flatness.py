@@ -66,6 +66,21 @@ def test_random_signs_see_the_trace_of_a_diagonal_exactly():
     assert error == pytest.approx(0, abs=1e-12)
 
 
+def test_products_on_one_batch_share_its_gradient():
+    matrix, seen = symmetric(30), []
+    loss, parameters, _ = quadratic(matrix)
+
+    def watched(batch):
+        seen.append(batch)
+        return loss(batch)
+
+    flatness.hessian_trace(watched, BATCHES, parameters, 7)
+    assert seen == BATCHES
+    seen.clear()
+    alone = flatness.top_eigenvalues(watched, [1.0], parameters, 2)
+    assert seen == [1.0] and alone == pytest.approx(flatness.top_eigenvalues(loss, BATCHES, parameters, 2))
+
+
 def test_all_eigenvalues_but_the_last_may_be_asked_for():
     matrix = symmetric(6)
     loss, parameters, _ = quadratic(matrix)
