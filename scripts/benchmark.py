@@ -7,7 +7,7 @@ python -m scripts.benchmark memory --json results/benchmark.json         # repla
 python -m scripts.benchmark updates --json runs/voc-cpu/benchmark.json   # for the neighbours in the report of runs/voc-cpu
 python -m scripts.benchmark --show results/benchmark.json                # measures nothing: the file as Markdown
 
-The variants of a comparison take turns (A B A B ...) after a warm-up. Shown is the median of the repeats and, in
+The variants of a comparison take turns (A B C, B C A, ...) after a warm-up. Shown is the median of the repeats and, in
 brackets, their range; the file holds every sample. Leave the machine alone meanwhile.
 """
 

@@ -57,7 +57,7 @@ def test_variants_take_turns_after_the_warm_ups():
         return lambda: calls.append(name) or seconds
 
     samples = measure.interleave({"a": variant("a", 2.0), "b": variant("b", 1.0)}, repeats=3, warm_ups=1)
-    assert calls == ["a", "b"] * 4
+    assert calls == ["a", "b", "a", "b", "b", "a", "a", "b"]
     assert samples == {"a": [2.0] * 3, "b": [1.0] * 3}
 
 

@@ -123,15 +123,20 @@ def timed(action: Callable[[], object]) -> Callable[[], float]:
 
 
 def interleave(measurements: Mapping[str, Callable[[], float]], repeats: int, warm_ups: int = 2) -> Samples:
-    """Samples of each variant, taken in turn (A B A B ...) after some warm-ups."""
+    """Samples of each variant, taken in turn after some warm-ups; who begins changes (A B C, B C A, ...).
+
+    What ran just before leaves its traces in caches and memory, and no variant should always come after the same one.
+    """
     say(f"  {' | '.join(measurements)}: {repeats} times")
     for _ in range(warm_ups):
         for measure in measurements.values():
             measure()
     samples: Samples = {name: [] for name in measurements}
-    for _ in range(repeats):
-        for name, measure in measurements.items():
-            samples[name].append(measure())
+    names = list(measurements)
+    for turn in range(repeats):
+        first = turn % len(names)
+        for name in names[first:] + names[:first]:
+            samples[name].append(measurements[name]())
     return samples
 
 
