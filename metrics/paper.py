@@ -156,12 +156,15 @@ def _beside(config: Mapping[str, Any]) -> tuple[str, ...]:
 
 def plain_name(config: Mapping[str, Any]) -> str:
     """Method, phase and neighbours without their numbers, as the overlays are called: "mib + sam"."""
-    parts = [config["method"]["name"]]
-    parts += [name for name in (config["phase"]["name"],) if name != "descent"]
-    parts += [name for name in (config["update"]["name"],) if name != "plain"]
-    parts += ["cpr"] if config["method"]["entropy"] else []
-    parts += ["stable_sgd"] if is_stable_sgd(config) else []
-    return " + ".join(parts)
+    method, phase, update = (config[section]["name"] for section in ("method", "phase", "update"))
+    parts = {
+        method: True,
+        phase: phase != "descent",
+        update: update != "plain",
+        "cpr": config["method"]["entropy"] > 0,
+        "stable_sgd": is_stable_sgd(config),
+    }
+    return " + ".join(name for name, is_on in parts.items() if is_on)
 
 
 def is_stable_sgd(config: Mapping[str, Any]) -> bool:

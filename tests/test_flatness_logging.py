@@ -5,7 +5,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import mostly_slow
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_resume import NEVER, run_until, stop_and_go
 
@@ -98,7 +97,7 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize("case", mostly_slow(CASES, fast=["fused", "lean norm, dropout, sam", "iabn"]))
+@pytest.mark.parametrize("case", CASES)
 @pytest.mark.slow
 def test_training_does_not_notice(case, toy_arguments, tmp_path):
     if case == "iabn":

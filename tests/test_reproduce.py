@@ -6,7 +6,6 @@ from itertools import product
 from pathlib import Path
 
 import pytest
-from conftest import mostly_slow
 
 import train
 from configs.schema import ConfigError, load_config
@@ -32,7 +31,7 @@ def voc_jobs(*tables: str, seeds=(1,), overrides=()) -> dict:
 
 
 @pytest.mark.parametrize("preset", PRESETS)
-@pytest.mark.parametrize("table", mostly_slow([*ROWS, "all"], fast=["table1", "all"]))
+@pytest.mark.parametrize("table", [*ROWS, "all"])
 @pytest.mark.slow
 def test_every_table_has_the_papers_runs_for_every_seed(table, preset, tmp_path, capsys):
     runs = tmp_path / "runs"

@@ -4,7 +4,6 @@ import json
 
 import pytest
 import torch
-from conftest import mostly_slow
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train
@@ -64,9 +63,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize(
-    "options", mostly_slow(OPTIONS.values(), fast=[OPTIONS["mib-momentum-off"]]), ids=OPTIONS
-)
+@pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.slow
 def test_stopping_every_few_iterations_changes_no_bit(options, toy_arguments, tmp_path):
     run_until(toy_arguments(*options, name="whole"), NEVER)

@@ -11,7 +11,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from conftest import mostly_slow
 from PIL import Image
 
 import train
@@ -216,7 +215,7 @@ def two_runs(toy_run) -> list[str]:
     return [str(toy_run(f"method.name={method}", name=method)) for method in ("ft", "mib")]
 
 
-@pytest.mark.parametrize("examples", mostly_slow([1, 3, 100], fast=[3]))
+@pytest.mark.parametrize("examples", [1, 3, 100])
 @pytest.mark.slow
 def test_compare_prints_a_row_per_run_and_draws(examples, two_runs, tmp_path, capsys):
     picture = tmp_path / "new" / "comparison.png"
