@@ -7,8 +7,8 @@ segmentation loss, while the retention term R keeps its sign:
     ascent   minimises  -l_seg + lambda_b R
 
 To second order a pair on the same loss L moves by -(eta^2 / 2) grad ||grad L||^2 (Theorem 1): towards flatter regions.
-To first order it cancels l_seg and leaves two steps on lambda R, which is what `Consolidate` does alone: the control that
-separates flatness from a little more distillation.
+To first order it cancels l_seg and leaves two steps on R, which is what `Consolidate` does alone: the control that separates
+flatness from a little more distillation.
 
 The paper leaves four choices open; each is an option whose default comes first.
 """
@@ -42,16 +42,18 @@ class AlterSGD(Descent):
         self.momentum, self.batch, self.weight_decay, self.lr = momentum, batch, weight_decay, lr
 
     def __call__(self, iteration: int, total: int) -> Weights:
+        return Weights(-1.0, self.lambda_b) if self.ascends(iteration, total) else Weights(1.0, self.lambda_a)
+
+    def ascends(self, iteration: int, total: int) -> bool:
         late = iteration - self.boundary(total)
-        ascends = late > 0 and late % 2 == 0
-        return Weights(-1.0, self.lambda_b) if ascends else Weights(1.0, self.lambda_a)
+        return late > 0 and late % 2 == 0
 
     def boundary(self, total: int) -> int:
         return math.floor(self.p * total)
 
     def batch_of(self, iteration: int, total: int) -> int:
-        ascends = self(iteration, total).learn < 0
-        return iteration - 1 if ascends and self.batch == "same" else iteration
+        repeats = self.batch == "same" and self.ascends(iteration, total)
+        return iteration - 1 if repeats else iteration
 
     def schedule_iteration(self, iteration: int, total: int) -> int:
         return min(iteration, self.boundary(total) + 1) if self.lr == "hold" else iteration
@@ -66,15 +68,16 @@ class AlterSGD(Descent):
             if self.momentum == "off":
                 group["momentum"] = 0.0
             if self.weight_decay == "signed":
-                group["weight_decay"] = optimizer.defaults["weight_decay"] * self(iteration, total).learn
+                sign = -1.0 if self.ascends(iteration, total) else 1.0
+                group["weight_decay"] = optimizer.defaults["weight_decay"] * sign
 
 
 class Consolidate(AlterSGD):
-    """The control: after floor(pT) only the retention term is minimised."""
+    """The control: after floor(pT) only the retention term is minimised. l_seg apart, every option does what it does there."""
 
     def __call__(self, iteration: int, total: int) -> Weights:
-        normal = iteration <= self.boundary(total)
-        return Weights(1.0 if normal else 0.0, self.lambda_a)
+        weights = super().__call__(iteration, total)
+        return weights if iteration <= self.boundary(total) else Weights(0.0, weights.keep)
 
 
 PHASES = {"descent": Descent, "altersgd": AlterSGD, "consolidate": Consolidate}

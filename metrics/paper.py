@@ -194,8 +194,6 @@ def _setting_of(config: Mapping[str, Any]) -> Setting:
     if p == 1:
         return Setting(name, lambda_a, changes=changes)
     changes += tuple((key, phase[key]) for key, choices in CHOICES.items() if phase[key] != choices[0])
-    if phase["name"] == "consolidate":  # never ascends
-        lambda_b, changes = lambda_a, tuple(change for change in changes if change[0] != "batch")
     return Setting(name, lambda_a, phase["name"], p, lambda_b, changes)
 
 

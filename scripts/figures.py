@@ -15,7 +15,8 @@ from models.run_folder import RunError
 from scripts import plotting
 from scripts.layouts import Image
 from scripts.plotting import Axes, Figure, pyplot
-from scripts.report_tables import KEYS, altersgd, consolidate, groups, lambdas, mib, name, shares
+from scripts.report_cells import KEYS, name
+from scripts.report_tables import altersgd, consolidate, groups, lambdas, mib, shares
 
 # Distinct to the colour-blind (after Okabe and Ito); what a report is about has the strongest colours.
 # fmt: off

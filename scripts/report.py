@@ -34,7 +34,8 @@ from models.checkpoint import CheckpointError
 from models.run_folder import RunError, read_results
 from scripts import layouts
 from scripts.layouts import Report, Section
-from scripts.report_tables import SECTIONS, found, name
+from scripts.report_cells import name
+from scripts.report_tables import SECTIONS, found
 
 FORMATS: dict[str, tuple[str, Callable[[Report], str]]] = {
     "markdown": ("report.md", layouts.markdown),

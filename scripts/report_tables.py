@@ -5,6 +5,7 @@ Markdown file use.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from data.protocols import BACKGROUND
@@ -17,14 +18,29 @@ from metrics.summary import (
     SMALLEST_TEST,
     Collection,
     Difference,
-    Spread,
     machine_differences,
-    paired,
     spread,
 )
 from scripts.layouts import EMPTY, Section, Table
+from scripts.report_cells import (
+    KEYS,
+    cell,
+    cell_of_ratio,
+    difference,
+    listed,
+    means,
+    name,
+    number,
+    p_value,
+    paper_differences,
+    ratio,
+    scientific,
+    seeds,
+    show,
+    signed,
+    time_of_a_picture,
+)
 
-KEYS = ("old", "new", "all")
 CLASSES_IN_A_TABLE = 15
 CONTRADICTION = (
     f"The paper's means of {' and '.join(paper.CONTRADICTORY)} do not follow from its rows per class; "
@@ -146,13 +162,13 @@ def table_2(runs: Collection) -> Section:
     for classes in (chunk for part in (old, new) for chunk in _chunks(part, CLASSES_IN_A_TABLE)):
         lines: list[list[str]] = []
         rules: list[int] = []
-        for name, setting in rows.items():
+        for method, setting in rows.items():
             rules.append(len(lines))
-            lines.append([name, seeds(runs, setting), *(cell(runs, setting, c) for c in classes)])
+            lines.append([method, seeds(runs, setting), *(cell(runs, setting, c) for c in classes)])
             if all(names[c] in paper.CLASSES for c in classes):
-                theirs = dict(zip(paper.CLASSES, paper.PER_CLASS[name], strict=True))
+                theirs = dict(zip(paper.CLASSES, paper.PER_CLASS[method], strict=True))
                 lines.append(
-                    [f"{name}, {paper_header(runs)}", "", *(number(theirs[names[c]]) for c in classes)]
+                    [f"{method}, {paper_header(runs)}", "", *(number(theirs[names[c]]) for c in classes)]
                 )
         header = ["method", "seeds", *(names[c] for c in classes)]
         ends = dict.fromkeys((names[classes[0]], names[classes[-1]]))  # one name for one class
@@ -243,6 +259,30 @@ def table_ablations(runs: Collection) -> Section:
     return Section("ablations", "Ablations of the phase", [table], notes, missing(runs, settings))
 
 
+def table_alternation(runs: Collection) -> Section:
+    """Every setting of AlterSGD that ran beside its own control, and the published one."""
+    ran = [s for s in found(runs) if s.phase == "altersgd" and _control(s) in runs.cells]
+    settings = list(dict.fromkeys([altersgd(runs), *ran]))
+    rows = []
+    for setting in settings:
+        pairs = [difference(runs, setting, _control(setting), key) for key in KEYS]
+        shared = str(max(len(d.values) for d in pairs))
+        rows.append([name(runs, setting), *means(runs, setting), shared, *_differences(pairs)])
+    table = Table(
+        "AlterSGD minus Consolidate with the same options, in points of mIoU",
+        ["phase", "seeds", *groups(runs), "shared seeds", *["difference", "p"] * 3],
+        rows,
+        [("", 2), ("mIoU in percent", 3), ("", 1), *((group, 2) for group in groups(runs))],
+    )
+    wanted = {name(runs, s): s for s in [altersgd(runs), consolidate(runs)]}
+    title = "What alternating adds"
+    return Section("alternation", title, [table], [NOT_CORRECTED], missing(runs, wanted))
+
+
+def _control(setting: Setting) -> Setting:
+    return replace(setting, phase="consolidate")
+
+
 def table_differences(runs: Collection) -> Section:
     controls = [mib(runs), consolidate(runs), altersgd(runs)]
     changed = [s for s in ablations(runs) if s in runs.cells]
@@ -262,7 +302,7 @@ def differences_table(runs: Collection, control: Setting, others: Sequence[Setti
     for setting in others:
         pairs = [difference(runs, setting, control, key) for key in KEYS]
         row = [name(runs, setting), str(max(len(d.values) for d in pairs))]
-        row += [text for d in pairs for text in (listed(d), p_value(d))]
+        row += _differences(pairs)
         if control_name == "MiB":
             row += paper_differences(row[0])
         rows.append(row)
@@ -271,6 +311,10 @@ def differences_table(runs: Collection, control: Setting, others: Sequence[Setti
     if control_name == "MiB":
         header, spans = [*header, *paper.GROUPS], [*spans, (paper_header(runs), 3)]
     return Table(f"Difference to {control_name}, in points of mIoU", header, rows, spans)
+
+
+def _differences(pairs: Iterable[Difference]) -> list[str]:
+    return [text for pair in pairs for text in (listed(pair), p_value(pair))]
 
 
 def table_forgetting(runs: Collection) -> Section:
@@ -347,103 +391,7 @@ def table_neighbours(runs: Collection) -> Section:
     return Section("neighbours", "Neighbours of AlterSGD", tables, notes, missing(runs, settings))
 
 
-SECTIONS: dict[str, Callable[[Collection], Section]] = {
-    "table1": table_1,
-    "table2": table_2,
-    "table3": table_3,
-    "table4": table_4,
-    "figure-p": table_p,
-    "ablations": table_ablations,
-    "differences": table_differences,
-    "neighbours": table_neighbours,
-    "forgetting": table_forgetting,
-    "costs": table_costs,
-}
-
-
-# --------------------------------------------------------------------------------------------------------------------- cells
-
-
-def name(runs: Collection, setting: Setting) -> str:
-    return paper.label(setting, runs.protocol)
-
-
-def means(runs: Collection, setting: Setting) -> list[str]:
-    return [seeds(runs, setting), *(cell(runs, setting, key) for key in KEYS)]
-
-
-def seeds(runs: Collection, setting: Setting) -> str:
-    return str(len(runs.cells.get(setting, {})))
-
-
-def cell(runs: Collection, setting: Setting, key: str | int, with_seeds: bool = False) -> str:
-    value = spread(runs.values(setting, key).values())
-    return show(value) + (f" ({value.n})" if with_seeds and value.n else "")
-
-
-def show(value: Spread, digits: int = 1) -> str:
-    if value.mean is None:
-        return EMPTY
-    deviation = "" if value.deviation is None else f" ± {value.deviation:.{digits}f}"
-    return f"{value.mean:.{digits}f}{deviation}"
-
-
-def scientific(runs: Collection, setting: Setting, key: str | int) -> str:
-    """Three digits, for figures that span orders of magnitude."""
-    value = spread(runs.values(setting, key).values())
-    if value.mean is None:
-        return EMPTY
-    return f"{value.mean:.3g}" + ("" if value.deviation is None else f" ± {value.deviation:.2g}")
-
-
-def cell_of_ratio(runs: Collection, setting: Setting, key: str) -> str:
-    value = spread(runs.values(setting, key).values())
-    return f"{show(value, 2)} ({value.n})" if value.n else EMPTY
-
-
-def ratio(runs: Collection, setting: Setting, control: Setting, key: str) -> str:
-    """The mean over the seeds that both have."""
-    ours, theirs = runs.values(setting, key), runs.values(control, key)
-    return show(spread(ours[seed] / theirs[seed] for seed in ours.keys() & theirs.keys() if theirs[seed]), 2)
-
-
-def time_of_a_picture(runs: Collection, setting: Setting) -> str:
-    """Measured once for all seeds."""
-    known = set(runs.values(setting, "time").values())
-    return f"{known.pop():.2f}" if len(known) == 1 else EMPTY
-
-
-def number(value: float | str | None) -> str:
-    return EMPTY if value is None else value if isinstance(value, str) else f"{value:.1f}"
-
-
-def difference(runs: Collection, setting: Setting, control: Setting, key: str) -> Difference:
-    return paired(runs.values(setting, key), runs.values(control, key))
-
-
-def listed(value: Difference) -> str:
-    """Each difference where there are too few for a test, else their mean and deviation."""
-    if len(value.values) < SMALLEST_TEST:
-        return ", ".join(f"{d:+.1f}" for d in value.values) or EMPTY
-    return f"{value.spread.mean:+.1f} ± {value.spread.deviation:.1f}"
-
-
-def signed(value: Difference) -> str:
-    return f"{value.spread.mean:+.1f}" if value.values else EMPTY
-
-
-def p_value(value: Difference) -> str:
-    if 0 < len(value.values) < SMALLEST_TEST:
-        return f"n < {SMALLEST_TEST}"
-    return EMPTY if value.p is None else "< 0.001" if value.p < 0.001 else f"{value.p:.3f}"
-
-
-def paper_differences(row: str) -> list[str]:
-    if row not in paper.MEANS:
-        return [EMPTY] * 3
-    return [
-        f"{ours - theirs:+.1f}" for ours, theirs in zip(paper.MEANS[row], paper.MEANS["MiB"], strict=True)
-    ]
+# --------------------------------------------------------------------------------------------------------------------- helpers
 
 
 def missing(runs: Collection, wanted: Mapping[str, Setting]) -> list[str]:
@@ -470,3 +418,18 @@ def _rules(rows: Iterable[str]) -> list[int]:
 
 def _chunks(items: Sequence[int], size: int) -> list[Sequence[int]]:
     return [items[i : i + size] for i in range(0, len(items), size)]
+
+
+SECTIONS: dict[str, Callable[[Collection], Section]] = {
+    "table1": table_1,
+    "table2": table_2,
+    "table3": table_3,
+    "table4": table_4,
+    "figure-p": table_p,
+    "ablations": table_ablations,
+    "alternation": table_alternation,
+    "differences": table_differences,
+    "neighbours": table_neighbours,
+    "forgetting": table_forgetting,
+    "costs": table_costs,
+}

@@ -119,6 +119,8 @@ def test_configs_that_train_alike_are_one_row(same, as_row):
         ([MIB, "method.strength=10"], "MiB, λ 10"),
         ([MIB, "configs/consolidate.yaml"], "Consolidate"),
         ([MIB, "configs/consolidate.yaml", "phase.momentum=reset"], "Consolidate, momentum reset"),
+        ([MIB, "configs/consolidate.yaml", "phase.batch=same"], "Consolidate, batch same"),
+        ([MIB, "configs/consolidate.yaml", "phase.lambda_b=1"], "Consolidate, λ_a 100, λ_b 1"),
         ([*ALTERSGD, "phase.p=20/30"], "AlterSGD, p 20/30"),
         ([*ALTERSGD, "phase.p=0.9"], "AlterSGD, p 27/30"),
         ([*ALTERSGD, "phase.p=0.87"], "AlterSGD, p 0.87"),

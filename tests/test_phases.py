@@ -92,6 +92,17 @@ def test_consolidate_stops_learning_after_the_boundary(p, learning):
     assert keeps(phase, 100) == [4.0] * 100
 
 
+@pytest.mark.parametrize("batch", ["next", "same"])
+@pytest.mark.parametrize("weight_decay", ["always", "signed"])
+def test_consolidate_is_altersgd_but_for_the_segmentation_loss(batch, weight_decay):
+    choices = {"batch": batch, "weight_decay": weight_decay}
+    alternating, control = AlterSGD(0.5, 4.0, 7.0, **choices), Consolidate(0.5, 4.0, 7.0, **choices)
+    assert keeps(control, 9) == keeps(alternating, 9) == [4.0] * 5 + [7.0, 4.0, 7.0, 4.0]
+    batches = [[phase.batch_of(t, 9) for t in range(1, 10)] for phase in (control, alternating)]
+    assert batches[0] == batches[1]
+    assert settings(control, 9, "weight_decay") == settings(alternating, 9, "weight_decay")
+
+
 def test_lambdas_are_the_methods_strength_unless_given():
     def made(**given):
         return make_phase("altersgd", strength=100.0, step=1, p=0, **given)

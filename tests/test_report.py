@@ -233,6 +233,30 @@ def test_ablations_stand_against_mib_the_control_and_altersgd(runs):
     assert row(table, "AlterSGD, lr hold")["mIoU in percent: all"] == DASH
 
 
+def test_alternating_stands_against_the_control_with_the_same_options(tmp_path):
+    made: dict[str, list[dict]] = {}
+    for phase, level in {"altersgd": 0.5, "consolidate": 0.45}.items():
+        made[phase] = [write_run(tmp_path, f"{phase}{s}", seed=s, phase=phase) for s in (1, 2, 3)]
+        made[f"{phase}, hold"] = [
+            write_run(tmp_path, f"{phase} hold", phase=phase, phase__lr="hold", level=level)
+        ]
+    write_run(tmp_path, "alone", phase="altersgd", phase__momentum="off")
+    write_run(tmp_path, "longer", phase="consolidate", phase__lr="hold", phase__p=0.5, level=0.1)
+    found = section(tmp_path, "alternation")
+    assert [r[0] for r in found.tables[0].rows] == ["AlterSGD", "AlterSGD, lr hold"]
+    cells = row(found.tables[0], "AlterSGD")
+    by_seed = last(made["altersgd"], "old") - last(made["consolidate"], "old")
+    assert cells["1-15: difference"] == f"{by_seed.mean():+.1f} ± {by_seed.std(ddof=1):.1f}"
+    assert (cells["seeds"], cells["shared seeds"]) == ("3", "3")
+    cells = row(found.tables[0], "AlterSGD, lr hold")
+    alone = last(made["altersgd, hold"], "all")[0]
+    assert cells["mIoU in percent: all"] == f"{alone:.1f}"
+    assert cells["all: difference"] == f"{alone - last(made['consolidate, hold'], 'all')[0]:+.1f}"
+    assert cells["all: p"] == "n < 3" and not found.missing
+    (tmp_path / "consolidate3/results.json").unlink()
+    assert section(tmp_path, "alternation").missing == ["Consolidate: seed 3"]
+
+
 def test_forgetting_and_costs(runs, tmp_path):
     folder, made = runs
     forgotten = 100 * np.array([r["steps"][-1]["mean_forgetting"] for r in made["mib"]])

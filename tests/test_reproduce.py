@@ -1,6 +1,7 @@
 """scripts.reproduce: the plan is the paper's, and bad arguments are explained."""
 
 import json
+from dataclasses import replace
 from fractions import Fraction
 from itertools import product
 from pathlib import Path
@@ -16,8 +17,13 @@ from scripts.experiments import OBSERVERS, TABLES, experiments_of, mib
 from scripts.plan import PRESETS, SHAPES_SIZES, count_pictures, list_jobs, seconds_per_pass
 
 ROOT = Path(train.__file__).parent
-ROWS = {"table1": 10, "table3": 8, "table4": 16, "figure-p": 6, "ablations": 8, "neighbours": 8}
-IN_ALL = 10 + (8 - 2) + (16 - 4) + (6 - 2) + (8 - 1) + (8 - 3)  # what an earlier table has already comes once
+ROWS = {"table1": 10, "table3": 8, "table4": 16, "figure-p": 6} | {
+    "ablations": 8,
+    "alternation": 10,
+    "neighbours": 8,
+}
+# what an earlier table has already comes once
+IN_ALL = 10 + (8 - 2) + (16 - 4) + (6 - 2) + (8 - 1) + (10 - 5) + (8 - 3)
 STEP_0 = 1
 
 pytestmark = pytest.mark.usefixtures("at_the_root")
@@ -80,6 +86,18 @@ def test_the_runs_are_what_the_paper_reports():
     assert {s.phase for s in settings("figure-p")} == {"altersgd", "descent"}
     choices = {(k, v) for k, (_, *others) in paper.CHOICES.items() if k != "from_step" for v in others}
     assert {change for s in settings("ablations") for change in s.changes} == choices
+
+
+def test_alternation_pairs_every_setting_with_its_own_control():
+    configs = [config for job, config in voc_jobs("alternation").items() if not job.name.startswith("step0")]
+    settings = [paper.setting_of(config.model_dump()) for config in configs]
+    alternating = [s for s in settings if s.phase == "altersgd"]
+    assert [s for s in settings if s.phase == "consolidate"] == [
+        replace(s, phase="consolidate") for s in alternating
+    ]
+    assert len(set(alternating)) == len(alternating) == len(settings) / 2
+    theorem = (("momentum", "off"), ("batch", "same"), ("lr", "hold"))
+    assert {(), theorem} <= {s.changes for s in alternating}
 
 
 def test_no_two_runs_of_all_tables_compute_the_same():

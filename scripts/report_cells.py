@@ -1,0 +1,90 @@
+"""What stands in a cell of a report's table: a figure with its spread over seeds, a difference, a ratio."""
+
+from metrics import paper
+from metrics.paper import Setting
+from metrics.summary import SMALLEST_TEST, Collection, Difference, Spread, paired, spread
+from scripts.layouts import EMPTY
+
+KEYS = ("old", "new", "all")
+
+
+def name(runs: Collection, setting: Setting) -> str:
+    return paper.label(setting, runs.protocol)
+
+
+def means(runs: Collection, setting: Setting) -> list[str]:
+    return [seeds(runs, setting), *(cell(runs, setting, key) for key in KEYS)]
+
+
+def seeds(runs: Collection, setting: Setting) -> str:
+    return str(len(runs.cells.get(setting, {})))
+
+
+def cell(runs: Collection, setting: Setting, key: str | int, with_seeds: bool = False) -> str:
+    value = spread(runs.values(setting, key).values())
+    return show(value) + (f" ({value.n})" if with_seeds and value.n else "")
+
+
+def show(value: Spread, digits: int = 1) -> str:
+    if value.mean is None:
+        return EMPTY
+    deviation = "" if value.deviation is None else f" ± {value.deviation:.{digits}f}"
+    return f"{value.mean:.{digits}f}{deviation}"
+
+
+def scientific(runs: Collection, setting: Setting, key: str | int) -> str:
+    """Three digits, for figures that span orders of magnitude."""
+    value = spread(runs.values(setting, key).values())
+    if value.mean is None:
+        return EMPTY
+    return f"{value.mean:.3g}" + ("" if value.deviation is None else f" ± {value.deviation:.2g}")
+
+
+def cell_of_ratio(runs: Collection, setting: Setting, key: str) -> str:
+    value = spread(runs.values(setting, key).values())
+    return f"{show(value, 2)} ({value.n})" if value.n else EMPTY
+
+
+def ratio(runs: Collection, setting: Setting, control: Setting, key: str) -> str:
+    """The mean over the seeds that both have."""
+    ours, theirs = runs.values(setting, key), runs.values(control, key)
+    return show(spread(ours[seed] / theirs[seed] for seed in ours.keys() & theirs.keys() if theirs[seed]), 2)
+
+
+def time_of_a_picture(runs: Collection, setting: Setting) -> str:
+    """Measured once for all seeds."""
+    known = set(runs.values(setting, "time").values())
+    return f"{known.pop():.2f}" if len(known) == 1 else EMPTY
+
+
+def number(value: float | str | None) -> str:
+    return EMPTY if value is None else value if isinstance(value, str) else f"{value:.1f}"
+
+
+def difference(runs: Collection, setting: Setting, control: Setting, key: str) -> Difference:
+    return paired(runs.values(setting, key), runs.values(control, key))
+
+
+def listed(value: Difference) -> str:
+    """Each difference where there are too few for a test, else their mean and deviation."""
+    if len(value.values) < SMALLEST_TEST:
+        return ", ".join(f"{d:+.1f}" for d in value.values) or EMPTY
+    return f"{value.spread.mean:+.1f} ± {value.spread.deviation:.1f}"
+
+
+def signed(value: Difference) -> str:
+    return f"{value.spread.mean:+.1f}" if value.values else EMPTY
+
+
+def p_value(value: Difference) -> str:
+    if 0 < len(value.values) < SMALLEST_TEST:
+        return f"n < {SMALLEST_TEST}"
+    return EMPTY if value.p is None else "< 0.001" if value.p < 0.001 else f"{value.p:.3f}"
+
+
+def paper_differences(row: str) -> list[str]:
+    if row not in paper.MEANS:
+        return [EMPTY] * 3
+    return [
+        f"{ours - theirs:+.1f}" for ours, theirs in zip(paper.MEANS[row], paper.MEANS["MiB"], strict=True)
+    ]
