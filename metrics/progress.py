@@ -1,13 +1,17 @@
 """What a person sees while a step trains: a progress bar, and scalars in TensorBoard."""
 
+import sys
 import time
 from collections.abc import Mapping
+from typing import Any
 
 from torch import Tensor
 from tqdm import tqdm
 
 from metrics.drawing import Curves, Logged
 from metrics.tensorboard import Board
+
+SECONDS_BETWEEN_LINES = 30  # in a log file
 
 
 class Progress:
@@ -31,15 +35,13 @@ class Progress:
         self.board, self.offset, self.batch_size = board, offset, batch_size
         self.done, self.since = done, time.monotonic()
         self.curves = Curves(title, total, total if boundary is None else boundary)
-        self.bar = tqdm(total=total, initial=done, desc=title, unit="it", disable=quiet, leave=False)
+        self.bar = tqdm(total=total, initial=done, desc=title, unit="it", disable=quiet, **_where())
 
     def __call__(
         self, iteration: int, terms: Mapping[str, Tensor], learn: float, keep: float, lr: float
     ) -> None:
         now = time.monotonic()
         speed = (iteration - self.done) * self.batch_size / max(now - self.since, 1e-9)
-        self.bar.update(iteration - self.done)
-        self.done, self.since = iteration, now
         values = {name: value.item() for name, value in terms.items()}
         kept = {name: value for name, value in values.items() if name != "seg"}
         segmentation, in_phase = values["seg"], iteration > self.curves.boundary
@@ -54,8 +56,29 @@ class Progress:
         weighted = scalars.get("loss/weighted_keep", 0.0)
         self.curves.entries.append(Logged(iteration, segmentation, weighted, learn))
         shown = {name: f"{value:.3f}" for name, value in values.items()}
-        self.bar.set_postfix(shown | {"sign": f"{learn:+.0f}", "lr": f"{lr:.1e}", "img/s": f"{speed:.0f}"})
+        shown |= {"sign": f"{learn:+.0f}", "lr": f"{lr:.1e}", "img/s": f"{speed:.0f}"}
+        self.bar.set_postfix(shown, refresh=False)
+        self.bar.update(iteration - self.done)
+        self.done, self.since = iteration, now
 
     def close(self) -> None:
         self.bar.close()
         self.board.losses(self.curves, self.offset + self.done)
+
+
+def _where() -> dict[str, Any]:
+    """A terminal has one line that changes; in a file it would be one endless line."""
+    if sys.stderr.isatty():
+        return {"leave": False}
+    return {"leave": True, "file": _Lines(), "mininterval": SECONDS_BETWEEN_LINES, "ascii": True}
+
+
+class _Lines:
+    """Every state of a tqdm bar as a line of its own."""
+
+    def write(self, text: str) -> None:
+        if text.strip():
+            sys.stderr.write(text.strip() + "\n")
+
+    def flush(self) -> None:
+        sys.stderr.flush()

@@ -266,6 +266,19 @@ def test_a_board_that_is_not_enabled_writes_nothing(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize("seconds", [0, 30])
+def test_in_a_log_file_progress_is_a_line_now_and_then(seconds, board, monkeypatch, capsys):
+    monkeypatch.setattr("metrics.progress.SECONDS_BETWEEN_LINES", seconds)
+    progress = Progress(board, title="step 1/5", total=3, done=0, offset=0, batch_size=8, quiet=False)
+    for iteration in (1, 2, 3):
+        progress(iteration, {"seg": np.float32(iteration)}, learn=1.0, keep=5.0, lr=0.25)
+    progress.close()
+    lines = capsys.readouterr().err.split("\n")
+    assert all(line.startswith("step 1/5: ") for line in lines[:-1]) and lines[-1] == ""
+    assert "3/3" in lines[-2] and "seg=3.000" in lines[-2]
+    assert sum("seg=2.000" in line for line in lines) == (seconds == 0)
+
+
 def test_progress_names_the_terms_and_counts_on_from_earlier_steps(board, tmp_path):
     progress = Progress(board, title="", total=20, done=0, offset=100, batch_size=8, quiet=True, boundary=15)
     terms = {"seg": np.float32(1.5), "distill": np.float32(0.25), "features": np.float32(0.5)}
