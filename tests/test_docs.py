@@ -29,7 +29,9 @@ from scripts import compare, reproduce
 from scripts import protocol_picture as drawn
 
 ROOT = Path(train.__file__).parent
-DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+DOCUMENTS = sorted(
+    path for place in ("*.md", "docs/*.md", "results/*/README.md") for path in ROOT.glob(place)
+)
 EXAMPLE = ROOT / "docs/adding-a-method.md"
 FIRST_LINE_OF_A_SCRIPT = "#!"
 NOT_OURS = {"cd", "export", "git", "pip", "pre-commit", "sbatch", "squeue", "tensorboard"}
