@@ -325,7 +325,7 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
         scaler.unscale_(optimizer)
         # An overflow in fp16: the scaler is going to skip this update, and so does the method.
         if not scaler.is_enabled() or gradients_are_finite(model):
-            terms |= method.after_backward(model, weights)
+            terms |= method.after_backward(model, weights, lr)
         scaler.step(optimizer)
         scaler.update()
         optimizer.zero_grad(set_to_none=True)

@@ -111,8 +111,11 @@ class Method:
         """R as named terms, never flipped. Called from step 1 on, with the outputs of both models, if `needs_teacher`."""
         return {}
 
-    def after_backward(self, model: nn.Module, weights: Weights) -> dict[str, Tensor]:
-        """Terms in parameter space: add their gradient to `p.grad` and return their values by name."""
+    def after_backward(self, model: nn.Module, weights: Weights, rate: float) -> dict[str, Tensor]:
+        """Terms in parameter space: add their gradient to `p.grad` and return their values by name.
+
+        `rate` is the learning rate of the update that follows.
+        """
         return {}
 
     def end_step(self, model: nn.Module) -> None:
@@ -144,10 +147,10 @@ class WithObservers(Method):
         for method in (self.method, *self.observers):
             method.begin_step(model, step)
 
-    def after_backward(self, model: nn.Module, weights: Weights) -> dict[str, Tensor]:
+    def after_backward(self, model: nn.Module, weights: Weights, rate: float) -> dict[str, Tensor]:
         for observer in self.observers:
-            observer.after_backward(model, weights)
-        return self.method.after_backward(model, weights)
+            observer.after_backward(model, weights, rate)
+        return self.method.after_backward(model, weights, rate)
 
     def end_step(self, model: nn.Module) -> None:
         for method in (self.method, *self.observers):

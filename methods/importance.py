@@ -5,8 +5,13 @@
 `omega` is a statistic gathered while the old classes were learned, min-max normalised per tensor. The gradient of R is
 added in closed form after the data terms' backward pass: the observers read clean data gradients, no second graph is
 built, and the hooks of DistributedDataParallel fire once.
+
+No pull is stronger than the one whose update ends on the anchor, 2 lambda omega = 1 / rate. Beyond 1.36 / rate (momentum 0.9,
+Nesterov) the weights with the largest omega would swing about their anchor ever further. The published recipe stays below:
+2 * 500 * 1 = 1 / 0.001. A recipe with a higher rate does not.
 """
 
+import math
 from typing import Any
 
 import torch
@@ -21,6 +26,7 @@ class ImportanceMethod(Method):
     """A subclass names its `statistics` (dicts of tensors by parameter name) and says how they are observed and used."""
 
     statistics: tuple[str, ...] = ()
+    largest = 1.0  # that omega can be
 
     def __init__(self, cross_entropy: str = "all", **options: Any):
         super().__init__(cross_entropy, **options)
@@ -45,14 +51,15 @@ class ImportanceMethod(Method):
         self.omega = self.importance(trainable(model))
 
     @torch.no_grad()
-    def after_backward(self, model: nn.Module, weights: Weights) -> dict[str, Tensor]:
+    def after_backward(self, model: nn.Module, weights: Weights, rate: float) -> dict[str, Tensor]:
         parameters = trainable(model)
         if weights.learn != 0:
             gradients = {name: gradient(p) for name, p in parameters.items()}
             self.observe(parameters, gradients, weights.learn)
         if not self.anchor:
             return {}
-        moved, pull, value = self._pull(parameters)
+        stiffness = 2 * weights.keep * rate
+        moved, pull, value = self._pull(parameters, limit=1 / stiffness if stiffness else math.inf)
         torch._foreach_add_([gradient(parameters[name]) for name in moved], pull, alpha=2 * weights.keep)
         return {"penalty": value}
 
@@ -61,14 +68,16 @@ class ImportanceMethod(Method):
         """R at the present parameters."""
         return self._pull(trainable(model))[2] if self.anchor else torch.zeros(())
 
-    def _pull(self, parameters: Tensors) -> tuple[list[str], list[Tensor], Tensor]:
-        """Names, omega * (theta - anchor), and R."""
-        names = list(self.anchor)
+    def _pull(self, parameters: Tensors, limit: float = math.inf) -> tuple[list[str], list[Tensor], Tensor]:
+        """Names, min(omega, limit) * (theta - anchor), and R, to which no limit applies."""
+        names, omega = list(self.anchor), aligned(self.omega, self.anchor)
         distance = torch._foreach_sub(aligned(parameters, self.anchor), list(self.anchor.values()))
-        pull = torch._foreach_mul(distance, aligned(self.omega, self.anchor))
+        pull = torch._foreach_mul(distance, omega)
         value = torch.stack(
             [torch.dot(a.flatten(), b.flatten()) for a, b in zip(pull, distance, strict=True)]
         ).sum()
+        if limit < self.largest:
+            pull = torch._foreach_mul(distance, torch._foreach_clamp_max(omega, limit))
         return names, list(pull), value
 
     def state_dict(self) -> dict[str, Any]:

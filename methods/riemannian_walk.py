@@ -25,6 +25,7 @@ class RiemannianWalk(ImportanceMethod):
     strength = 100.0
     options = {"decay": 0.9, "every": 10}
     statistics = ("fisher", "score", "path", "previous", "clock")
+    largest = 2.0
     decay: float
     every: int
     fisher: Tensors

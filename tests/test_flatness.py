@@ -460,7 +460,7 @@ def test_the_whole_objective_is_the_one_that_is_trained(toy_run):
     ]
     subject.model.zero_grad()
     subject.segmentation(batch).backward()
-    subject.method.after_backward(subject.model, Weights(learn=0.0, keep=10.0))
+    subject.method.after_backward(subject.model, Weights(learn=0.0, keep=10.0), rate=0.001)
     trained = flatness.flatten([p.grad for p in subject.parameters])
     assert torch.allclose(gradient[1], trained, rtol=1e-5, atol=1e-7)
     assert not torch.allclose(gradient[0], trained, rtol=1e-3)

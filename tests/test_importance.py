@@ -7,7 +7,7 @@ import torch
 from toys import STEPS, ToySegmenter, toy_batch, weighted_loss
 
 from methods.altersgd import AlterSGD, Consolidate
-from methods.base import Descent, Weights, make_method
+from methods.base import Descent, Weights, make_method, published_strength
 
 NAMES = ("ewc", "pi", "rw")
 ALPHA = 0.9
@@ -85,7 +85,7 @@ def iterate(method, model, phase, optimizer, iterations, total) -> list[tuple[Fl
             observed.append(
                 (floats(seen), floats({name: p.grad / weights.learn for name, p in seen.items()}))
             )
-        method.after_backward(model, weights)
+        method.after_backward(model, weights, optimizer.param_groups[0]["lr"])
         optimizer.step()
     return observed
 
@@ -219,7 +219,7 @@ def test_an_ascent_observes_the_same_as_a_descent(name):
         for learn, method in methods.items():
             for p, g in zip(model.parameters(), gradients, strict=True):
                 p.grad = learn * g
-            method.after_backward(model, Weights(learn, 1.0))
+            method.after_backward(model, Weights(learn, 1.0), rate=0.001)
     for method in methods.values():
         method.end_step(model)
     assert_omega(methods[-1.0], floats(methods[1.0].omega), tolerance=0)
@@ -236,7 +236,7 @@ def test_no_penalty_in_step_0(name):
     method.begin_step(model, STEPS[0])
     for p in model.parameters():
         p.grad = torch.ones_like(p)
-    method.after_backward(model, Weights(1.0, 500.0))
+    method.after_backward(model, Weights(1.0, 500.0), rate=0.001)
     assert method.penalty(model) == 0
     assert all(torch.equal(p.grad, torch.ones_like(p)) for p in model.parameters())
 
@@ -278,6 +278,52 @@ def test_the_penalty_is_the_formula(name):
     assert method.penalty(model).item() == pytest.approx(expected, rel=1e-12)
 
 
+def pulled(method, model, keep: float, rate: float) -> dict:
+    """The gradient where l_seg has none, and the terms."""
+    for p in model.parameters():
+        p.grad = torch.zeros_like(p)
+    terms = method.after_backward(model, Weights(1.0, keep), rate)
+    return {key: p.grad.clone() for key, p in model.named_parameters() if key in method.omega} | terms
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_pull_beyond_the_anchor_is_cut_back_to_it(name):
+    method, model = after_one_step(name, total=24)
+    anchor = {key: p.detach().clone() for key, p in model.named_parameters()}
+    moved(model)
+    keep, rate = 1000.0, 0.01  # so that all with omega > 1 / 20 would go too far
+    gradients = pulled(method, model, keep, rate)
+    assert gradients.pop("penalty") == method.penalty(model)
+    for key, gradient in gradients.items():
+        distance = dict(model.named_parameters())[key].detach() - anchor[key]
+        left = (1 - 20 * method.omega[key]).clamp(min=0) * distance
+        torch.testing.assert_close(distance - rate * gradient, left, rtol=1e-9, atol=1e-12)
+    assert any((omega > 1 / 20).any() and (omega < 1 / 20).any() for omega in method.omega.values())
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_pull_of_the_published_recipe_is_cut(name):
+    method, model = after_one_step(name, total=24)
+    moved(model)
+    keep = published_strength(name, "15-1")
+    cut, free = (pulled(method, model, keep, rate) for rate in (0.001, 0.0))
+    assert all(torch.equal(cut[key], free[key]) for key in free)
+    assert method.largest >= max(omega.max() for omega in method.omega.values())
+
+
+@pytest.mark.parametrize("knows_the_rate", [True, False])
+def test_without_the_cut_momentum_swings_ever_further(knows_the_rate):
+    method, model = after_one_step("ewc", total=24)
+    moved(model)
+    before, rate = method.penalty(model), 0.002
+    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, nesterov=True)
+    for _ in range(300):
+        pulled(method, model, keep=500.0, rate=rate if knows_the_rate else 0.0)
+        optimizer.step()
+    assert (method.penalty(model) < 0.1 * before) == knows_the_rate
+    assert (method.penalty(model) > 1e10 * before) != knows_the_rate
+
+
 @pytest.mark.parametrize(
     "weights", [Weights(1.0, 500.0), Weights(-1.0, 3.0), Weights(0.0, 2.0), Weights(1.0, 0.0)]
 )
@@ -290,7 +336,7 @@ def test_the_closed_form_gradient_is_autograds(name, weights):
     images, labels = toy_batch(0, model.num_classes)
     weighted_loss(method, weights, model, images, labels).backward()
     data = {key: p.grad.clone() for key, p in model.named_parameters()}
-    terms = method.after_backward(model, weights)
+    terms = method.after_backward(model, weights, rate=0.0005)
 
     parameters = dict(model.named_parameters())
     penalty = sum((omega[key] * (parameters[key] - anchor[key]) ** 2).sum() for key in omega)

@@ -266,7 +266,7 @@ def trained(phase, method_name: str, total: int = 12) -> list[torch.Tensor]:
         labels[(labels > 0) & (labels < 3)] = 0
         optimizer.zero_grad()
         weighted_loss(method, weights, model, images, labels, teacher).backward()
-        method.after_backward(model, weights)
+        method.after_backward(model, weights, optimizer.param_groups[0]["lr"])
         optimizer.step()
     return [p.detach() for p in model.parameters()]
 

@@ -121,14 +121,14 @@ class Trainee:
         iteration, config = self.iteration_number, self.run.config
         weights = self.phase(iteration, TOTAL)
         schedule_iteration = self.phase.schedule_iteration(iteration, TOTAL)
-        set_learning_rate(self.optimizer, schedule_iteration, TOTAL, config.optim.power)
+        rate = set_learning_rate(self.optimizer, schedule_iteration, TOTAL, config.optim.power)
         self.phase.prepare(self.optimizer, iteration, TOTAL)
         evaluate = objective_of(
             self.run, self.student, self.teacher, self.method, self.update, self.scaler, self.batches
         )
         terms = self.update(self.model, evaluate, weights, self.scaler.get_scale())
         self.scaler.unscale_(self.optimizer)
-        terms |= self.method.after_backward(self.model, weights)
+        terms |= self.method.after_backward(self.model, weights, rate)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad(set_to_none=True)
