@@ -320,15 +320,28 @@ def _differences(pairs: Iterable[Difference]) -> list[str]:
 def table_forgetting(runs: Collection) -> Section:
     old = groups(runs)[0]
     rows = [
-        [name(runs, s), seeds(runs, s), *(cell(runs, s, key) for key in ("first", "old", "forgetting"))]
+        [
+            name(runs, s),
+            seeds(runs, s),
+            *(cell(runs, s, key) for key in ("first", "old", "forgetting", BACKGROUND)),
+        ]
         for s in found(runs)
     ]
     table = Table(
         "What is forgotten, in points of mIoU",
-        ["setting", "seeds", f"{old} after step 0", f"{old} after the last", "forgetting"],
+        [
+            "setting",
+            "seeds",
+            f"{old} after step 0",
+            f"{old} after the last",
+            "forgetting",
+            "background after the last",
+        ],
         rows,
     )
-    notes = ["Forgetting: the mean drop of a foreground class from the best it had after an earlier step."]
+    notes = [
+        "Forgetting: the mean drop of a foreground class from the best it had after an earlier step. No mean counts the background."
+    ]
     return Section("forgetting", "Forgetting", [table], notes)
 
 

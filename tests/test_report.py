@@ -260,7 +260,10 @@ def test_alternating_stands_against_the_control_with_the_same_options(tmp_path):
 def test_forgetting_and_costs(runs, tmp_path):
     folder, made = runs
     forgotten = 100 * np.array([r["steps"][-1]["mean_forgetting"] for r in made["mib"]])
-    assert row(section(folder, "forgetting").tables[0], "MiB")["forgetting"] == shown(forgotten)
+    cells = row(section(folder, "forgetting").tables[0], "MiB")
+    assert cells["forgetting"] == shown(forgotten)
+    background = 100 * np.array([r["steps"][-1]["iou"]["background"] for r in made["mib"]])
+    assert cells["background after the last"] == shown(background)
     seconds = {
         kind: np.array([sum(step["seconds"] for step in r["steps"][1:]) for r in made[kind]])
         for kind in ("mib", "altersgd")
