@@ -29,9 +29,9 @@ VARIANTS = (
 # Where alternating might do something that distilling does not: rates that are not yet small, a longer phase, weaker R.
 PAIRED = (
     (),
+    ("phase.p=15/30",),
     ("phase.lr=hold",),
     THEOREM,
-    ("phase.p=15/30", *THEOREM),
     ("phase.lambda_a=100", "phase.lambda_b=10"),
 )
 
