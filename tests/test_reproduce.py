@@ -1,6 +1,7 @@
 """scripts.reproduce: the plan is the paper's, and bad arguments are explained."""
 
 import json
+import re
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
@@ -70,6 +71,18 @@ def test_picture_passes_of_the_published_recipe_without_the_data(tmp_path, capsy
     shared, alone = first + 8 * later + 2 * (first + later), 10 * (first + later)
     assert f"{shared:,} picture passes in all instead of {alone:,}, {1 - shared / alone:.0%} saved" in shown
     assert f"estimate {shared / 25 / 3600:.1f} hours" in shown
+
+
+@pytest.mark.parametrize("table", ["table1", "all"])
+def test_the_document_says_what_sharing_step_0_saves(table, tmp_path, capsys):
+    seeds = ["--seeds", "1", "2", "3"]
+    assert reproduce.main([table, "--preset", "voc", *seeds, "--dry-run", f"--runs={tmp_path}"]) == 0
+    counted = re.search(
+        r"sharing step 0: (\S+) picture passes in all instead of (\S+), (\d+)% saved", capsys.readouterr().out
+    )
+    assert counted is not None
+    document = (ROOT / "docs/reproduce.md").read_text(encoding="utf-8")
+    assert f"| `{table}` | {counted[1]} | {counted[2]} | {counted[3]} % |" in document
 
 
 def test_the_runs_are_what_the_paper_reports():
