@@ -111,6 +111,17 @@ class Run:
             return None
 
     @property
+    def background_taken_for(self) -> Mapping[str, float]:
+        """Class -> share of the background's pixels that it was given after the last step; empty without a confusion matrix."""
+        last = self.results["steps"][-1]
+        if "confusion" not in last:
+            return {}
+        counts = last["confusion"][BACKGROUND]  # rows are truth
+        return {
+            name: count / max(sum(counts), 1) for name, count in zip(last["classes"], counts, strict=True)
+        }
+
+    @property
     def gradients_later(self) -> int | None:
         """Gradients of single pictures, after step 0."""
         steps = self.results["steps"][1:]

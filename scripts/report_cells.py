@@ -1,5 +1,6 @@
 """What stands in a cell of a report's table: a figure with its spread over seeds, a difference, a ratio."""
 
+from data.protocols import BACKGROUND
 from metrics import paper
 from metrics.paper import Setting
 from metrics.summary import SMALLEST_TEST, Collection, Difference, Spread, paired, spread
@@ -55,6 +56,17 @@ def time_of_a_picture(runs: Collection, setting: Setting) -> str:
     """Measured once for all seeds."""
     known = set(runs.values(setting, "time").values())
     return f"{known.pop():.2f}" if len(known) == 1 else EMPTY
+
+
+def background_taken_for(runs: Collection, setting: Setting) -> str:
+    """The class that most of its lost pixels are given to, and their share in percent, the mean over seeds."""
+    shares: dict[str, list[float]] = {}
+    for run in runs.cells.get(setting, {}).values():
+        for label, share in run.background_taken_for.items():
+            shares.setdefault(label, []).append(100 * share)
+    shares.pop(runs.reference.class_names[BACKGROUND], None)
+    most = max(shares, key=lambda label: sum(shares[label]), default=None)
+    return EMPTY if most is None or not sum(shares[most]) else f"{most} {show(spread(shares[most]), 0)}"
 
 
 def number(value: float | str | None) -> str:

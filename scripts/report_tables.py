@@ -24,6 +24,7 @@ from metrics.summary import (
 from scripts.layouts import EMPTY, Section, Table
 from scripts.report_cells import (
     KEYS,
+    background_taken_for,
     cell,
     cell_of_ratio,
     difference,
@@ -321,26 +322,24 @@ def table_forgetting(runs: Collection) -> Section:
     old = groups(runs)[0]
     rows = [
         [
-            name(runs, s),
-            seeds(runs, s),
+            *(name(runs, s), seeds(runs, s)),
             *(cell(runs, s, key) for key in ("first", "old", "forgetting", BACKGROUND)),
+            background_taken_for(runs, s),
         ]
         for s in found(runs)
     ]
     table = Table(
         "What is forgotten, in points of mIoU",
         [
-            "setting",
-            "seeds",
-            f"{old} after step 0",
-            f"{old} after the last",
-            "forgetting",
-            "background after the last",
+            *("setting", "seeds", f"{old} after step 0", f"{old} after the last", "forgetting"),
+            *("IoU after the last", "pixels taken for"),
         ],
         rows,
+        [("", 2), ("mIoU", 3), ("background", 2)],
     )
     notes = [
-        "Forgetting: the mean drop of a foreground class from the best it had after an earlier step. No mean counts the background."
+        "Forgetting: the mean drop of a foreground class from the best it had after an earlier step.",
+        "No mean counts the background. The class that most of its lost pixels are taken for, and their share in percent.",
     ]
     return Section("forgetting", "Forgetting", [table], notes)
 

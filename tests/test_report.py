@@ -261,9 +261,10 @@ def test_forgetting_and_costs(runs, tmp_path):
     folder, made = runs
     forgotten = 100 * np.array([r["steps"][-1]["mean_forgetting"] for r in made["mib"]])
     cells = row(section(folder, "forgetting").tables[0], "MiB")
-    assert cells["forgetting"] == shown(forgotten)
+    assert cells["mIoU: forgetting"] == shown(forgotten)
     background = 100 * np.array([r["steps"][-1]["iou"]["background"] for r in made["mib"]])
-    assert cells["background after the last"] == shown(background)
+    assert cells["background: IoU after the last"] == shown(background)
+    assert cells["background: pixels taken for"] == DASH
     seconds = {
         kind: np.array([sum(step["seconds"] for step in r["steps"][1:]) for r in made[kind]])
         for kind in ("mib", "altersgd")
@@ -279,6 +280,18 @@ def test_forgetting_and_costs(runs, tmp_path):
     other["environment"]["threads"] = 8
     (tmp_path / "two/results.json").write_text(json.dumps(other))
     assert "cannot be compared: threads: 2, 8" in section(tmp_path, "costs").notes[1]
+
+
+def test_the_class_that_takes_the_background_is_named(tmp_path):
+    for seed, (bird, cat) in {1: (30, 10), 2: (50, 20)}.items():
+        results = write_run(tmp_path, str(seed), seed=seed)
+        counts = np.eye(21, dtype=int)
+        counts[0, [0, NAMES.index("bird"), NAMES.index("cat")]] = (100 - bird - cat, bird, cat)
+        counts[NAMES.index("cat"), 0] = 1000
+        results["steps"][-1]["confusion"] = counts.tolist()
+        (tmp_path / str(seed) / "results.json").write_text(json.dumps(results))
+    cells = row(section(tmp_path, "forgetting").tables[0], "MiB")
+    assert cells["background: pixels taken for"] == "bird 40 ± 14"
 
 
 # ---- what is missing, and what does not belong together -------------------------------------------------------------------
