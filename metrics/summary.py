@@ -7,7 +7,7 @@ recipe - all of the config but method, phase, lambda and seed, and the same pict
 import json
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -168,6 +168,18 @@ class Collection:
 
     def seeds(self, settings: Iterable[Setting]) -> list[int]:
         return sorted({seed for setting in settings for seed in self.cells.get(setting, {})})
+
+    def on_shared_seeds(self, settings: Iterable[Setting]) -> "Collection":
+        """Of these settings only the seeds that all of them have which ran: a curve must not mix them. All, if none is shared."""
+        ran = {setting: set(self.cells[setting]) for setting in settings if setting in self.cells}
+        shared = set.intersection(*ran.values()) if ran else set()
+        if not shared:
+            return self
+        cells = {
+            setting: {seed: run for seed, run in runs.items() if setting not in ran or seed in shared}
+            for setting, runs in self.cells.items()
+        }
+        return replace(self, cells=cells)
 
     def values(self, setting: Setting, key: str | int) -> dict[int, float]:
         """Seed -> a figure after the last step, where it is known: old, new, all, first (old after step 0), forgetting

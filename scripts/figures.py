@@ -134,7 +134,9 @@ def classes_figure(runs: Collection) -> Figure | None:
 
 def p_figure(runs: Collection) -> Figure:
     """mIoU of the groups over p."""
-    ours = {float(p): _spreads(runs, setting) for p, setting in shares(runs).items()}
+    settings = shares(runs)
+    same = runs.on_shared_seeds(settings.values())
+    ours = {float(p): _spreads(same, setting) for p, setting in settings.items()}
     theirs = {
         float(p): [0.0 if isinstance(value, str) else value for value in values]  # ALMOST_ZERO
         for p, values in paper.FIGURE_P.items()
@@ -152,10 +154,11 @@ def p_figure(runs: Collection) -> Figure:
 def lambda_figure(runs: Collection) -> Figure:
     """A panel per group: mIoU over lambda."""
     settings = {"MiB": lambda x: mib(runs, x), "AlterSGD": lambda x: paper.alternating(mib(runs, x))}
+    same = runs.on_shared_seeds(make(x) for x in lambdas(runs) for make in settings.values())
     figure, axes = pyplot.subplots(1, 3, figsize=(9.2, 3.3), layout="constrained")
     for number, axis in enumerate(axes):
         for label, setting in settings.items():
-            ours = {x: _spreads(runs, setting(x)) for x in lambdas(runs) if x > 0}
+            ours = {x: _spreads(same, setting(x)) for x in lambdas(runs) if x > 0}
             theirs = {x: means[label] for x, means in paper.TABLE_3.items()}
             look: dict[str, Any] = {"color": COLOURS[label], "marker": MARKERS[label], "markersize": 5}
             _curves(axis, ours, theirs, number, (f"{label}, ours", f"{label}, paper"), **look)

@@ -180,11 +180,13 @@ def table_2(runs: Collection) -> Section:
 
 def table_3(runs: Collection) -> Section:
     settings = {x: {"MiB": mib(runs, x), "AlterSGD": _equal_lambdas(x)} for x in lambdas(runs)}
+    wanted = {f"{name}, λ {x:g}": setting for x, pair in settings.items() for name, setting in pair.items()}
+    same = runs.on_shared_seeds(wanted.values())
     rows = []
     for strength, pair in settings.items():
         theirs = paper.TABLE_3.get(strength, {})
         row = [f"{strength:g}"]
-        row += [cell(runs, setting, key, with_seeds=True) for key in KEYS for setting in pair.values()]
+        row += [cell(same, setting, key, with_seeds=True) for key in KEYS for setting in pair.values()]
         row += [number(theirs[name][i]) if theirs else EMPTY for i in range(3) for name in pair]
         rows.append(row)
     columns = [
@@ -199,18 +201,20 @@ def table_3(runs: Collection) -> Section:
         rows,
         [("", 1), ("ours", 6), (paper_header(runs), 6)],
     )
-    wanted = {f"{name}, λ {x:g}": setting for x, pair in settings.items() for name, setting in pair.items()}
-    return Section("table3", "Table 3: λ", [table], [SEEDS_IN_BRACKETS], missing(runs, wanted))
+    notes = [SEEDS_IN_BRACKETS, *left_out(runs, wanted.values())]
+    return Section("table3", "Table 3: λ", [table], notes, missing(runs, wanted))
 
 
 def table_4(runs: Collection) -> Section:
     values = grid(runs)
+    wanted = {f"λ_a {a:g}, λ_b {b:g}": _pair(a, b) for b in values for a in values}
+    same = runs.on_shared_seeds(wanted.values())
     tables = []
     for key, group, paper_group in zip(KEYS, groups(runs), paper.GROUPS, strict=True):
         rows = [
             [
                 f"{b:g}",
-                *(cell(runs, _pair(a, b), key, with_seeds=True) for a in values),
+                *(cell(same, _pair(a, b), key, with_seeds=True) for a in values),
                 *_paper_grid(paper_group, b),
             ]
             for b in values
@@ -220,14 +224,15 @@ def table_4(runs: Collection) -> Section:
         title = f"mIoU in percent of {group} for λ_a in descents and λ_b in ascents"
         spans = [("", 1), ("ours", len(values)), (theirs, len(paper.LAMBDAS))]
         tables.append(Table(title, ["λ_b", *columns], rows, spans))
-    wanted = {f"λ_a {a:g}, λ_b {b:g}": _pair(a, b) for b in values for a in values}
-    return Section("table4", "Table 4: λ_a and λ_b", tables, [SEEDS_IN_BRACKETS], missing(runs, wanted))
+    notes = [SEEDS_IN_BRACKETS, *left_out(runs, wanted.values())]
+    return Section("table4", "Table 4: λ_a and λ_b", tables, notes, missing(runs, wanted))
 
 
 def table_p(runs: Collection) -> Section:
     settings = shares(runs)
+    same = runs.on_shared_seeds(settings.values())
     rows = [
-        [paper.show_p(p), *means(runs, setting), *map(number, paper.FIGURE_P.get(p, (None,) * 3))]
+        [paper.show_p(p), *means(same, setting), *map(number, paper.FIGURE_P.get(p, (None,) * 3))]
         for p, setting in settings.items()
     ]
     table = Table(
@@ -236,7 +241,10 @@ def table_p(runs: Collection) -> Section:
         rows,
         [("", 1), ("ours", 4), (paper_header(runs), 3)],
     )
-    notes = ["At p = 30/30 nothing alternates: MiB. The paper's text gives but some points of its figure."]
+    notes = [
+        "At p = 30/30 nothing alternates: MiB. The paper's text gives but some points of its figure.",
+        *left_out(runs, settings.values()),
+    ]
     wanted = {f"p {paper.show_p(p)}": setting for p, setting in settings.items()}
     return Section("figure-p", "Figure over p", [table], notes, missing(runs, wanted))
 
@@ -417,6 +425,17 @@ def missing(runs: Collection, wanted: Mapping[str, Setting]) -> list[str]:
                 f"{label}: {'seed' if len(absent) == 1 else 'seeds'} {', '.join(absent)}" if absent else label
             )
     return lines
+
+
+def left_out(runs: Collection, settings: Iterable[Setting]) -> list[str]:
+    """A note on the seeds that only some of the settings have."""
+    settings = list(settings)
+    kept, all_seeds = runs.on_shared_seeds(settings).seeds(settings), runs.seeds(settings)
+    if kept == all_seeds:
+        return []
+    return [
+        f"Of the seeds {', '.join(map(str, all_seeds))} only those that all of these have: {', '.join(map(str, kept))}."
+    ]
 
 
 def _paper_grid(group: str, lambda_b: float) -> list[str]:

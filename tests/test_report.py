@@ -184,7 +184,7 @@ def test_tables_over_lambda_and_p_find_their_runs(runs):
     assert ten["ours: 1-15 MiB"] == f"{last(made['mib, 10'], 'old')[0]:.1f} (1)"
     assert ten["ours: all AlterSGD"] == f"{last(made['alter, 10'], 'all')[0]:.1f} (1)"
     assert ten["paper: all AlterSGD"] == "40.1"
-    assert hundred["ours: 16-20 MiB"] == f"{shown(last(made['mib'], 'new'))} (3)"
+    assert hundred["ours: 16-20 MiB"] == f"{last(made['mib'], 'new')[0]:.1f} (1)"
     assert one["ours: all MiB"] == DASH
 
     old, _, every = section(folder, "table4").tables
@@ -195,8 +195,22 @@ def test_tables_over_lambda_and_p_find_their_runs(runs):
     shares = section(folder, "figure-p").tables[0]
     assert [r[0] for r in shares.rows] == [f"{n}/30" for n in (5, 10, 15, 20, 25, 30)]
     assert row(shares, "20/30")["ours: all"] == f"{last(made['p 20'], 'all')[0]:.1f}"
-    assert row(shares, "30/30")["ours: all"] == shown(last(made["mib"], "all"))
+    assert row(shares, "30/30")["ours: all"] == f"{last(made['mib'], 'all')[0]:.1f}"
     assert row(shares, "5/30")["paper: 1-15"] == paper.ALMOST_ZERO
+
+
+def test_curves_are_over_seeds_that_all_of_their_points_have(runs, tmp_path):
+    only = "Of the seeds 1, 2, 3 only those that all of these have: 1."
+    assert all(only in section(runs[0], name).notes for name in ("table3", "table4", "figure-p"))
+    plain = [write_run(tmp_path, f"mib{seed}", seed=seed) for seed in (1, 2)]
+    write_run(tmp_path, "other", seed=3, phase="altersgd")
+    found = section(tmp_path, "figure-p")  # no seed is shared
+    assert row(found.tables[0], "30/30")["ours: all"] == shown(last(plain, "all")) and len(found.notes) == 1
+    write_run(tmp_path, "altersgd1", seed=1, phase="altersgd")
+    write_run(tmp_path, "altersgd2", seed=2, phase="altersgd")
+    found = section(tmp_path, "figure-p")
+    assert row(found.tables[0], "25/30")["ours: seeds"] == "2" and found.notes[1].endswith("have: 1, 2.")
+    assert row(section(tmp_path, "table1").tables[0], "AlterSGD")["ours: seeds"] == "3"
 
 
 def test_differences_are_paired_by_seed(runs):
