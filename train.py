@@ -58,7 +58,7 @@ from methods import (
 from metrics.confusion import ConfusionMatrix
 from metrics.continual import group_names
 from metrics.health import FiniteGuard, NonFiniteLoss
-from metrics.progress import Progress
+from metrics.progress import Progress, bar_place
 from metrics.results import environment, step_result
 from metrics.shown import pictures_to_show
 from metrics.tables import class_table, step_table
@@ -496,7 +496,7 @@ def teacher_outputs(run: Run, step: Step, teacher: Segmenter) -> Iterator[tuple[
     epoch = iterations_per_epoch(len(run.train_pictures[step.index]), run.config.train.batch_size, step.index)
     loader = step_loader(run, step, iterations=range(1, epoch + 1), batch_of=lambda iteration: iteration)
     for images, labels in tqdm(
-        loader, f"surveying step {step.index}", leave=False, disable=not run.ranks.is_main
+        loader, f"surveying step {step.index}", disable=not run.ranks.is_main, **bar_place()
     ):
         with torch.no_grad():
             yield labels.to(run.ranks.device).long(), teacher(to_device(run, images))
@@ -570,7 +570,9 @@ def evaluate(run: Run, step: Step, model: Segmenter) -> ConfusionMatrix:
         scales, flip = config.evaluate_scales, config.evaluate_flip
         return predict(model, to_device(run, images), window=window, scales=scales, flip=flip).argmax(dim=1)
 
-    for images, labels in tqdm(loader, f"scoring step {step.index}", leave=False, disable=not ranks.is_main):
+    for images, labels in tqdm(
+        loader, f"scoring step {step.index}", disable=not ranks.is_main, **bar_place()
+    ):
         matrix.update(labels.to(ranks.device, non_blocking=True), guess(images))
     for number, position in enumerate(pictures_to_show(run.test_classes, run.steps, run.config.run.pictures)):
         if ranks.is_main and position in positions:

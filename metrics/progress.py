@@ -35,7 +35,7 @@ class Progress:
         self.board, self.offset, self.batch_size = board, offset, batch_size
         self.done, self.since = done, time.monotonic()
         self.curves = Curves(title, total, total if boundary is None else boundary)
-        self.bar = tqdm(total=total, initial=done, desc=title, unit="it", disable=quiet, **_where())
+        self.bar = tqdm(total=total, initial=done, desc=title, unit="it", disable=quiet, **bar_place())
 
     def __call__(
         self, iteration: int, terms: Mapping[str, Tensor], learn: float, keep: float, lr: float
@@ -66,8 +66,8 @@ class Progress:
         self.board.losses(self.curves, self.offset + self.done)
 
 
-def _where() -> dict[str, Any]:
-    """A terminal has one line that changes; in a file it would be one endless line."""
+def bar_place() -> dict[str, Any]:
+    """tqdm's arguments: a terminal has one line that changes; in a file it would be one endless line."""
     if sys.stderr.isatty():
         return {"leave": False}
     return {"leave": True, "file": _Lines(), "mininterval": SECONDS_BETWEEN_LINES, "ascii": True}

@@ -117,9 +117,8 @@ class Run:
         if "confusion" not in last:
             return {}
         counts = last["confusion"][BACKGROUND]  # rows are truth
-        return {
-            name: count / max(sum(counts), 1) for name, count in zip(last["classes"], counts, strict=True)
-        }
+        total = max(sum(counts), 1)
+        return {name: count / total for name, count in zip(last["classes"], counts, strict=True)}
 
     @property
     def gradients_later(self) -> int | None:

@@ -201,7 +201,7 @@ def table_3(runs: Collection) -> Section:
         rows,
         [("", 1), ("ours", 6), (paper_header(runs), 6)],
     )
-    notes = [SEEDS_IN_BRACKETS, *left_out(runs, wanted.values())]
+    notes = [SEEDS_IN_BRACKETS, *left_out(runs, same, wanted.values())]
     return Section("table3", "Table 3: λ", [table], notes, missing(runs, wanted))
 
 
@@ -224,7 +224,7 @@ def table_4(runs: Collection) -> Section:
         title = f"mIoU in percent of {group} for λ_a in descents and λ_b in ascents"
         spans = [("", 1), ("ours", len(values)), (theirs, len(paper.LAMBDAS))]
         tables.append(Table(title, ["λ_b", *columns], rows, spans))
-    notes = [SEEDS_IN_BRACKETS, *left_out(runs, wanted.values())]
+    notes = [SEEDS_IN_BRACKETS, *left_out(runs, same, wanted.values())]
     return Section("table4", "Table 4: λ_a and λ_b", tables, notes, missing(runs, wanted))
 
 
@@ -243,7 +243,7 @@ def table_p(runs: Collection) -> Section:
     )
     notes = [
         "At p = 30/30 nothing alternates: MiB. The paper's text gives but some points of its figure.",
-        *left_out(runs, settings.values()),
+        *left_out(runs, same, settings.values()),
     ]
     wanted = {f"p {paper.show_p(p)}": setting for p, setting in settings.items()}
     return Section("figure-p", "Figure over p", [table], notes, missing(runs, wanted))
@@ -427,10 +427,9 @@ def missing(runs: Collection, wanted: Mapping[str, Setting]) -> list[str]:
     return lines
 
 
-def left_out(runs: Collection, settings: Iterable[Setting]) -> list[str]:
-    """A note on the seeds that only some of the settings have."""
-    settings = list(settings)
-    kept, all_seeds = runs.on_shared_seeds(settings).seeds(settings), runs.seeds(settings)
+def left_out(runs: Collection, same: Collection, settings: Iterable[Setting]) -> list[str]:
+    """A note on the seeds that only some of the settings have, and which are not in `same`."""
+    kept, all_seeds = same.seeds(settings), runs.seeds(settings)
     if kept == all_seeds:
         return []
     return [
