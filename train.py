@@ -437,7 +437,7 @@ def objective_of(
     batches: Iterator,
 ) -> Evaluate:
     """The objective on the pictures of one update, as the update rule evaluates it: the mean over the micro-batches."""
-    ranks, num_parts, dtype = run.ranks, run.config.train.accumulate, AMP_DTYPES[run.config.train.amp]
+    ranks, num_parts = run.ranks, run.config.train.accumulate
     again = []  # the micro-batches, for rules that evaluate more than once; these also want the same dropout again
     randomness = checkpoint.random_state(ranks.device) if update.evaluations > 1 else None
 
@@ -447,8 +447,7 @@ def objective_of(
             images, labels = to_device(run, images), labels.to(ranks.device, non_blocking=True).long()
             target = None
             if teacher is not None:
-                with torch.no_grad(), torch.autocast(ranks.device.type, dtype, enabled=dtype is not None):
-                    target = teacher(images)
+                target = ask(run, teacher, images)
                 labels = method.targets(labels, target)
             if update.evaluations > 1:
                 again.append((images, labels, target))
@@ -461,7 +460,7 @@ def objective_of(
         for part, (images, labels, target) in enumerate(list(again) or micro_batches()):
             alone = ranks.group is not None and (local or part + 1 < num_parts)
             with student.no_sync() if alone else nullcontext():
-                with torch.autocast(ranks.device.type, dtype, enabled=dtype is not None):
+                with autocast(run):
                     output = student(images)
                 segmentation = method.segmentation_loss(output.logits, labels)
                 retention = method.retention_losses(output, target) if target is not None else {}
@@ -498,8 +497,17 @@ def teacher_outputs(run: Run, step: Step, teacher: Segmenter) -> Iterator[tuple[
     for images, labels in tqdm(
         loader, f"surveying step {step.index}", disable=not run.ranks.is_main, **bar_place()
     ):
-        with torch.no_grad():
-            yield labels.to(run.ranks.device).long(), teacher(to_device(run, images))
+        yield labels.to(run.ranks.device).long(), ask(run, teacher, to_device(run, images))
+
+
+def ask(run: Run, teacher: Segmenter, images: Tensor) -> Output:
+    with torch.no_grad(), autocast(run):
+        return teacher(images)
+
+
+def autocast(run: Run) -> torch.autocast:
+    dtype = AMP_DTYPES[run.config.train.amp]
+    return torch.autocast(run.ranks.device.type, dtype, enabled=dtype is not None)
 
 
 def measure_flatness(

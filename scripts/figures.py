@@ -16,7 +16,7 @@ from scripts import plotting
 from scripts.layouts import Image
 from scripts.plotting import Axes, Figure, pyplot
 from scripts.report_cells import KEYS, name
-from scripts.report_tables import altersgd, consolidate, groups, lambdas, mib, shares
+from scripts.report_tables import altersgd, consolidate, groups, mib, over_lambda, shares
 
 # Distinct to the colour-blind (after Okabe and Ito); what a report is about has the strongest colours.
 # fmt: off
@@ -153,12 +153,12 @@ def p_figure(runs: Collection) -> Figure:
 
 def lambda_figure(runs: Collection) -> Figure:
     """A panel per group: mIoU over lambda."""
-    settings = {"MiB": lambda x: mib(runs, x), "AlterSGD": lambda x: paper.alternating(mib(runs, x))}
-    same = runs.on_shared_seeds(make(x) for x in lambdas(runs) for make in settings.values())
+    settings = over_lambda(runs)
+    same = runs.on_shared_seeds(setting for pair in settings.values() for setting in pair.values())
     figure, axes = pyplot.subplots(1, 3, figsize=(9.2, 3.3), layout="constrained")
     for number, axis in enumerate(axes):
-        for label, setting in settings.items():
-            ours = {x: _spreads(same, setting(x)) for x in lambdas(runs) if x > 0}
+        for label in ("MiB", "AlterSGD"):
+            ours = {x: _spreads(same, pair[label]) for x, pair in settings.items() if x > 0}
             theirs = {x: means[label] for x, means in paper.TABLE_3.items()}
             look: dict[str, Any] = {"color": COLOURS[label], "marker": MARKERS[label], "markersize": 5}
             _curves(axis, ours, theirs, number, (f"{label}, ours", f"{label}, paper"), **look)

@@ -113,9 +113,14 @@ def neighbours(runs: Collection) -> list[Setting]:
     return [s for s in found(runs) if (s.beside and s.phase == "descent") or s.method == "plop"]
 
 
-def lambdas(runs: Collection) -> list[float]:
-    ran = {s.lambda_a for s in runs.cells if s in (Setting("mib", s.lambda_a), _equal_lambdas(s.lambda_a))}
-    return sorted({*map(float, paper.LAMBDAS), *ran})
+def over_lambda(runs: Collection) -> dict[float, dict[str, Setting]]:
+    """The settings of table 3 for the paper's lambdas and those that ran."""
+
+    def at(strength: float) -> dict[str, Setting]:
+        return {"MiB": mib(runs, strength), "AlterSGD": _pair(strength, strength)}
+
+    ran = {s.lambda_a for s in runs.cells if s in at(s.lambda_a).values()}
+    return {x: at(x) for x in sorted({*map(float, paper.LAMBDAS), *ran})}
 
 
 def grid(runs: Collection) -> list[float]:
@@ -132,10 +137,6 @@ def shares(runs: Collection) -> dict:
 
 def _pair(lambda_a: float, lambda_b: float) -> Setting:
     return paper.alternating(Setting("mib", lambda_a), lambda_b=lambda_b)
-
-
-def _equal_lambdas(strength: float) -> Setting:
-    return _pair(strength, strength)
 
 
 # ---------------------------------------------------------------------------------------------------------------- the tables
@@ -179,7 +180,7 @@ def table_2(runs: Collection) -> Section:
 
 
 def table_3(runs: Collection) -> Section:
-    settings = {x: {"MiB": mib(runs, x), "AlterSGD": _equal_lambdas(x)} for x in lambdas(runs)}
+    settings = over_lambda(runs)
     wanted = {f"{name}, λ {x:g}": setting for x, pair in settings.items() for name, setting in pair.items()}
     same = runs.on_shared_seeds(wanted.values())
     rows = []

@@ -396,6 +396,25 @@ def test_a_wrong_option_is_refused_before_training(toy_arguments, capsys):
     assert "method.options.median: 'mean' is not one of code, paper" in capsys.readouterr().err
 
 
+@pytest.mark.slow
+def test_the_survey_sees_the_precision_of_training(toy_arguments, monkeypatch):
+    seen, original = {}, PLOP.survey
+
+    def survey(method, pictures):
+        pictures = list(pictures)
+        seen["survey"] = pictures[0][1].stages[0].dtype
+        original(method, pictures)
+
+    def targets(method, labels, teacher):
+        seen["training"] = teacher.stages[0].dtype
+        return labels
+
+    monkeypatch.setattr(PLOP, "survey", survey)
+    monkeypatch.setattr(PLOP, "targets", targets)
+    assert train.main(toy_arguments(*PUBLISHED, "train.amp=bf16")) == 0
+    assert seen == {"survey": torch.bfloat16, "training": torch.bfloat16}
+
+
 def test_pseudo_labels_need_a_survey():
     with pytest.raises(RuntimeError, match="survey"):
         plop().targets(torch.zeros(1, 2, 2).long(), outputs(torch.zeros(1, 3, 2, 2)))
