@@ -744,7 +744,15 @@ def test_runs_from_before_a_key_existed_have_its_default(tmp_path):
     assert not runs.foreign and [len(seeds) for seeds in runs.cells.values()] == [2]
 
 
-@pytest.mark.parametrize("document", ["README.md", "docs/results.md", "results/voc-cpu/README.md"])
+ROOT = Path(__file__).parent.parent
+PAGES = [path for place in ("*.md", "docs/*.md", "results/*/README.md") for path in sorted(ROOT.glob(place))]
+GENERATED = [path.relative_to(ROOT).as_posix() for path in PAGES if "<!-- results:" in path.read_text()]
+
+
+def test_the_pages_with_generated_tables_are_found():
+    assert {"README.md", "docs/results.md", "results/voc-cpu/README.md"} <= set(GENERATED)
+
+
+@pytest.mark.parametrize("document", GENERATED)
 def test_published_tables_are_those_of_the_committed_results(document, capsys):
-    path = Path(__file__).parent.parent / document
-    assert report.main(["--readme", str(path), "--check"]) == 0, capsys.readouterr().out
+    assert report.main(["--readme", str(ROOT / document), "--check"]) == 0, capsys.readouterr().out
