@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 
@@ -132,5 +133,16 @@ def _loader(dataset: StepDataset, batches: Iterable[Items], workers: int, pin: b
     # Workers run torch with one thread (PyTorch sees to that). A generator of its own, or the loader would draw the
     # workers' seeds, which nothing here uses, from the caller's.
     return DataLoader(
-        dataset, batch_sampler=batches, num_workers=workers, pin_memory=pin, generator=torch.Generator()
+        dataset,
+        batch_sampler=batches,
+        num_workers=workers,
+        pin_memory=pin,
+        generator=torch.Generator(),
+        worker_init_fn=_outlive_signals,
     )
+
+
+def _outlive_signals(worker: int) -> None:
+    """A terminal or a cluster signals every process of a run. The run then saves, and needs its workers until it has."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, signal.SIG_IGN)

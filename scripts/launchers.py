@@ -93,7 +93,7 @@ def run_here(tasks: Sequence[Task], stop: StopRequest, slots: int = 1, threads: 
     waiting, running, ended = list(tasks), dict[Task, subprocess.Popen](), done_before(tasks)
     told = False
     while running or (waiting and not stop.requested):
-        for task in list(waiting):
+        for task in [] if stop.requested else list(waiting):
             before = ended.get(task.needs)
             if before not in (None, Event.DONE):
                 ended[task.name] = Event.SKIPPED

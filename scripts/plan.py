@@ -6,10 +6,19 @@ A run is recognised by the config in its folder, not by its name alone.
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
+from fnmatch import fnmatchcase
 from functools import cached_property
 from pathlib import Path
 
-from configs.schema import FREE_KEYS, Config, ConfigError, DataConfig, config_differences, load_config
+from configs.schema import (
+    FREE_KEYS,
+    Config,
+    ConfigError,
+    DataConfig,
+    config_differences,
+    load_config,
+    with_defaults,
+)
 from data import load_dataset
 from data.incremental import select_train
 from data.index import build_index
@@ -93,15 +102,15 @@ class Run:
             return []
 
     def _state(self) -> State:
-        if not self.folder.config_file.exists():
-            return State.MISSING
         if self.differences:
             return State.OTHER
         last = self._own_steps[-1]
         whole = len(self.figures) > last and (
             not self.is_step_0 or self.folder.step_checkpoint(last).exists()
         )
-        return State.DONE if whole else State.RESUMABLE
+        if whole:
+            return State.DONE
+        return State.RESUMABLE if self.folder.config_file.exists() else State.MISSING
 
     @property
     def _own_steps(self) -> range:
@@ -129,14 +138,20 @@ class Run:
 
 
 def _differences(folder: RunFolder, config: Config) -> list[str]:
-    """What the folder's config has that this one has not."""
-    if not folder.config_file.exists():
-        return []
+    """What the folder's config has that this one has not. Figures may come alone, from another machine: they know theirs."""
     try:
-        found = load_config([folder.config_file])
+        if folder.config_file.exists():
+            found = load_config([folder.config_file]).model_dump()
+        else:
+            results = folder.read_results()
+            if results is None:
+                return []
+            found = with_defaults(results["config"])
     except ConfigError as error:
         return error.problems
-    return config_differences(found.model_dump(), config.model_dump(), FREE_KEYS)
+    except (RunError, LookupError) as error:
+        return [f"{folder.results_file}: {error}"]
+    return config_differences(found, config.model_dump(), FREE_KEYS)
 
 
 # ----------------------------------------------------------------------------------------------------- making the plan
@@ -160,6 +175,25 @@ def list_jobs(
     given = [f"{key}={value}" for key, value in settings.items() if value is not None]
     jobs = jobs_of(experiments, seeds, folder, preset.overlay, [*given, *overrides])
     return {job: read_config(list(job.arguments)) for job in jobs}
+
+
+def choose(jobs: Mapping[Job, Config], patterns: Sequence[str]) -> dict[Job, Config]:
+    """The jobs that a pattern names, with or without their seed, in the order of the patterns, after the steps 0 they need."""
+
+    def named(pattern: str) -> list[Job]:
+        names = ((job, (job.name, job.name.rpartition("_seed")[0])) for job in jobs)
+        return [job for job, both in names if any(fnmatchcase(name, pattern) for name in both)]
+
+    unknown = [pattern for pattern in patterns if not named(pattern)]
+    if unknown:
+        known = ", ".join(dict.fromkeys(job.name.rpartition("_seed")[0] for job in jobs))
+        raise ConfigError(
+            [f"--only {pattern}: no run has this name; choose of {known}" for pattern in unknown]
+        )
+    chosen = dict.fromkeys(job for pattern in patterns for job in named(pattern))
+    needed = {job.needs for job in chosen}
+    first = dict.fromkeys(job for job in jobs if job.name in needed)
+    return {job: jobs[job] for job in first | chosen}
 
 
 def look_at(jobs: Mapping[Job, Config], preset: Preset, count: bool = True) -> list[Run]:

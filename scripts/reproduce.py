@@ -41,7 +41,7 @@ from scripts.launchers import (
     run_on_cluster,
     train_command,
 )
-from scripts.plan import PRESETS, Run, State, describe, list_jobs, look_at
+from scripts.plan import PRESETS, Run, State, choose, describe, list_jobs, look_at
 from scripts.terminal import exit_with
 
 CLUSTERS = {"slurm": "slurm", "submitit-local": "local"}
@@ -59,6 +59,8 @@ def main(arguments: Sequence[str] | None = None, command: Sequence[str] | None =
         tables = TABLES if options.table == "all" else [options.table]
         settings = {"data.root": root, "model.pretrained": options.pretrained}
         jobs = list_jobs(tables, preset, options.seeds, options.runs, settings, options.overrides)
+        if options.only:
+            jobs = choose(jobs, options.only)
         if root is None and not options.dry_run:
             raise DataError("the place of the data set is not given; set --root <folder>")
         if generated and not options.dry_run:
@@ -87,6 +89,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("table", choices=[*TABLES, "all"], help="what to reproduce; table1 is table 2 as well")
     add("--preset", choices=PRESETS, required=True, help="data set, network and recipe")
     add("--seeds", type=int, nargs="+", default=[1, 2, 3], help="default: 1 2 3")
+    add(
+        "--only",
+        nargs="+",
+        metavar="RUN",
+        help="these rows or runs alone, in this order: joint 'ewc_seed[23]'",
+    )
     add("--root", type=Path, help="place of the data set (shapes: generated in the folder of the runs)")
     add("--pretrained", help="weights to start from: imagenet or a file")
     add("--runs", type=Path, help="folder of all runs (default: runs/<preset>)")

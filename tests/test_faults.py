@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -33,26 +34,53 @@ def same_bits(a: dict, b: dict) -> bool:
     return a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_saves_and_leaves_with_code_75(number, toy_arguments, tmp_path):
-    options = ("method.name=mib", "train.epochs=200", "train.epochs_later=2")
-    command = [sys.executable, "train.py", *toy_arguments(*options)]
-    process = subprocess.Popen(command, cwd=ROOT, env=os.environ | SMALL, stderr=subprocess.PIPE, text=True)
-    events = tmp_path / "runs/run"
-    while not list(events.glob("events.*")):
+SIGNALS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+
+
+def stopped_run(arguments: list[str], folder: Path, send: Callable[[int], None]) -> tuple[int, str]:
+    """Exit code and errors of a run that is in the middle of training when `send` gets its process id."""
+    process = subprocess.Popen(
+        [sys.executable, "train.py", *arguments],
+        cwd=ROOT,
+        env=os.environ | SMALL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    while not list(folder.glob("events.*")):
         assert process.poll() is None
         time.sleep(0.05)
     time.sleep(0.5)
-    process.send_signal(number)
+    send(process.pid)
     errors = process.communicate(timeout=60)[1]
-    assert process.returncode == train.STOPPED_BY_SIGNAL
-    assert "stopped at step 0, iteration" in errors and "Traceback" not in errors
-    stopped_at = checkpoint.load(events / "resume.pt")["position"]["iteration"]
+    assert "Traceback" not in errors
+    return process.returncode, errors
+
+
+@pytest.mark.slow
+@SIGNALS
+def test_a_signal_saves_and_leaves_with_code_75(number, toy_arguments, tmp_path):
+    options = ("method.name=mib", "train.epochs=200", "train.epochs_later=2")
+    folder = tmp_path / "runs/run"
+    code, errors = stopped_run(toy_arguments(*options), folder, lambda pid: os.kill(pid, number))
+    assert code == train.STOPPED_BY_SIGNAL and "stopped at step 0, iteration" in errors
+    stopped_at = checkpoint.load(folder / "resume.pt")["position"]["iteration"]
     assert 0 < stopped_at < 400
     assert train.main(toy_arguments(*options)) == 0
     assert train.main(toy_arguments(*options, name="whole")) == 0
-    assert same_bits(weights_of(tmp_path / "runs/run"), weights_of(tmp_path / "runs/whole"))
+    assert same_bits(weights_of(folder), weights_of(tmp_path / "runs/whole"))
+
+
+@pytest.mark.slow
+@SIGNALS
+def test_a_signal_to_every_process_leaves_the_loaders_alive_until_all_is_saved(
+    number, toy_arguments, tmp_path
+):
+    """A terminal, timeout and Slurm signal them all; a run without its loaders would end before it has saved."""
+    arguments, folder = toy_arguments("train.epochs=2000", "data.workers=2"), tmp_path / "runs/run"
+    code, errors = stopped_run(arguments, folder, lambda pid: os.killpg(pid, number))
+    assert code == train.STOPPED_BY_SIGNAL and "stopped at step 0, iteration" in errors, errors
+    assert checkpoint.load(folder / "resume.pt")["position"]["iteration"] > 0
 
 
 @pytest.fixture

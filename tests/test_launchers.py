@@ -1,6 +1,8 @@
 """scripts.reproduce and its launchers: nothing is trained twice, and no fault of one run reaches another."""
 
+import json
 import os
+import re
 import signal
 import sys
 import threading
@@ -156,6 +158,68 @@ def test_an_interrupted_run_goes_on_and_the_rest_follows(study, capsys):
     assert study.calls == NAMES[2:]
     log = study.log("lwf_mc_seed1")  # appended
     assert log.index("saved after signal") < log.index("going on")
+
+
+def test_what_waits_for_a_stopped_run_is_not_skipped_but_left_for_the_next_start(tmp_path, monkeypatch):
+    """One that saves at once and one that takes its time: what waits for the first has seen no fault."""
+    monkeypatch.setattr(launchers, "POLL_SECONDS", 0.01)
+    save = (
+        "import signal, sys, time; signal.signal(signal.SIGTERM, lambda *_: (time.sleep({}), sys.exit(75)))"
+    )
+    wait = "; open({!r}, 'w').close(); time.sleep(60)"
+
+    def task(name: str, seconds: float = 0.0, needs: str | None = None) -> Task:
+        code = save.format(seconds) + wait.format(str(tmp_path / f"{name}.ready"))
+        return Task(name, (sys.executable, "-S", "-c", code), tmp_path / f"{name}.log", needs)
+
+    stop, ended = Stop(), {}
+    for one, event in run_here([task("quick"), task("slow", 0.5), task("later", needs="quick")], stop, 2):
+        ended[one.name] = event
+        if len(ended) == 2:
+            while len(list(tmp_path.glob("*.ready"))) < 2:
+                time.sleep(0.01)
+            stop.requested = True
+    assert ended == {"quick": Event.STOPPED, "slow": Event.STOPPED}
+
+
+def test_some_rows_alone_in_their_own_order(study, capsys):
+    assert study.start("table1", "--only", "joint", "mib*") == 0
+    assert study.calls == [f"{name}_seed1" for name in ("step0", "joint", "mib", "mib-altersgd")]
+    study.forget_calls()
+    assert study.start("table1", "--only", "joint_seed1", "lwf_mc_seed?") == 0
+    assert study.calls == ["lwf_mc_seed1"]  # joint is done, and neither needs a step 0
+    capsys.readouterr()
+    assert study.start("table1", "--only", "joint", "jiont") == 2
+    message = capsys.readouterr().err
+    assert (
+        "--only jiont: no run has this name; choose of step0, ft, lwf_mc, mib, mib-altersgd, joint" in message
+    )
+
+
+def test_figures_that_came_without_their_run_count_if_whole_and_made_as_planned(study, capsys):
+    """As they stand in results/ or come from another machine: results.json, which holds the config, and nothing else."""
+    jobs = list_jobs(
+        ["table1"], PRESETS["shapes"], [1], study.runs, {"data.root": study.root}, study.overrides
+    )
+    configs = {job.name: json.loads(config.model_dump_json()) for job, config in jobs.items()}
+    step = {"seconds": 3.0, "iterations": 6}
+
+    def bring(name: str, steps: int, changed: dict | None = None) -> None:
+        (study.runs / name).mkdir(parents=True)
+        config = configs[name] | (changed or {})
+        (study.runs / name / "results.json").write_text(
+            json.dumps({"config": config, "steps": [step] * steps})
+        )
+
+    bring("ft_seed1", steps=2)
+    bring("lwf_mc_seed1", steps=1)  # the last step is missing
+    bring("mib_seed1", steps=2, changed={"optim": configs["mib_seed1"]["optim"] | {"momentum": 0.5}})
+    bring("step0_seed1", steps=1)  # no checkpoint to start from
+    assert study.start("table1", "--dry-run") == 0
+    shown = capsys.readouterr().out
+    states = dict(re.findall(r"^(\w\S+_seed1) +(\w+(?: config)?) ", shown, re.MULTILINE))
+    assert states.pop("mib_seed1") == "other config" and states.pop("ft_seed1") == "done"
+    assert set(states.values()) == {"missing"} and len(states) == 4
 
 
 def test_ctrl_c_reaches_runs_as_one_sigterm(study):
