@@ -34,6 +34,7 @@ PAIRED = (
     THEOREM,
     ("phase.lambda_a=100", "phase.lambda_b=10"),
 )
+WEAK = 10  # a lambda at which R holds the ascents back less
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,9 @@ def ablations(data: DataConfig) -> list[Experiment]:
 
 def alternation(data: DataConfig) -> list[Experiment]:
     """AlterSGD and the control in pairs that differ in the flipped loss alone."""
-    return [mib(*settings, plus=phase) for settings in PAIRED for phase in ("altersgd", "consolidate")]
+    weak = _strength(WEAK, data)
+    pairs = dict.fromkeys([*PAIRED, weak, (*weak, "phase.momentum=off")])
+    return [mib(*settings, plus=phase) for settings in pairs for phase in ("altersgd", "consolidate")]
 
 
 def neighbours(data: DataConfig) -> list[Experiment]:
