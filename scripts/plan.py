@@ -73,7 +73,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.folder = RunFolder(Path(self.config.run.folder) / self.name)
-        self.differences = _differences(self.folder, self.config)
+        self.differences = self._differences()
         self.state = self._state()
 
     @property
@@ -94,12 +94,30 @@ class Run:
         return self.state in (State.RESUMABLE, State.MISSING)
 
     @cached_property
-    def figures(self) -> list[dict]:
-        """Of each step when the plan was made. Damaged ones count as none: train.py says what to do about them."""
+    def results(self) -> dict:
+        """When the plan was made. Damaged ones count as none: train.py says what to do about them."""
         try:
-            return (self.folder.read_results() or {"steps": []})["steps"]
+            return self.folder.read_results() or {}
         except RunError:
+            return {}
+
+    @property
+    def figures(self) -> list[dict]:
+        """Of each step."""
+        return self.results.get("steps", [])
+
+    def _differences(self) -> list[str]:
+        """What the folder's config has that this one has not. Figures may come alone, from another machine: they know theirs."""
+        if self.folder.config_file.exists():
+            try:
+                found = load_config([self.folder.config_file]).model_dump()
+            except ConfigError as error:
+                return error.problems
+        elif self.results:
+            found = with_defaults(self.results.get("config", {}))
+        else:
             return []
+        return config_differences(found, self.config.model_dump(), FREE_KEYS)
 
     def _state(self) -> State:
         if self.differences:
@@ -137,23 +155,6 @@ class Run:
         return self.passes(first=len(self.figures)) if self.to_do else 0
 
 
-def _differences(folder: RunFolder, config: Config) -> list[str]:
-    """What the folder's config has that this one has not. Figures may come alone, from another machine: they know theirs."""
-    try:
-        if folder.config_file.exists():
-            found = load_config([folder.config_file]).model_dump()
-        else:
-            results = folder.read_results()
-            if results is None:
-                return []
-            found = with_defaults(results["config"])
-    except ConfigError as error:
-        return error.problems
-    except (RunError, LookupError) as error:
-        return [f"{folder.results_file}: {error}"]
-    return config_differences(found, config.model_dump(), FREE_KEYS)
-
-
 # ----------------------------------------------------------------------------------------------------- making the plan
 
 
@@ -180,17 +181,18 @@ def list_jobs(
 def choose(jobs: Mapping[Job, Config], patterns: Sequence[str]) -> dict[Job, Config]:
     """The jobs that a pattern names, with or without their seed, in the order of the patterns, after the steps 0 they need."""
 
-    def named(pattern: str) -> list[Job]:
-        names = ((job, (job.name, job.name.rpartition("_seed")[0])) for job in jobs)
-        return [job for job, both in names if any(fnmatchcase(name, pattern) for name in both)]
-
-    unknown = [pattern for pattern in patterns if not named(pattern)]
+    rows = {job: job.name.rpartition("_seed")[0] for job in jobs}
+    named = {
+        pattern: [job for job in jobs if fnmatchcase(job.name, pattern) or fnmatchcase(rows[job], pattern)]
+        for pattern in patterns
+    }
+    unknown = [pattern for pattern, found in named.items() if not found]
     if unknown:
-        known = ", ".join(dict.fromkeys(job.name.rpartition("_seed")[0] for job in jobs))
+        known = ", ".join(dict.fromkeys(rows.values()))
         raise ConfigError(
             [f"--only {pattern}: no run has this name; choose of {known}" for pattern in unknown]
         )
-    chosen = dict.fromkeys(job for pattern in patterns for job in named(pattern))
+    chosen = dict.fromkeys(job for found in named.values() for job in found)
     needed = {job.needs for job in chosen}
     first = dict.fromkeys(job for job in jobs if job.name in needed)
     return {job: jobs[job] for job in first | chosen}

@@ -13,11 +13,11 @@ from pathlib import Path
 import pytest
 
 import train
-from configs.schema import dump_config
+from configs.schema import Config, dump_config
 from models.run_folder import read_results
 from scripts import experiments, launchers, reproduce
 from scripts.crash_test import process_tree
-from scripts.experiments import TABLES, mib
+from scripts.experiments import TABLES, Job, mib
 from scripts.launchers import Event, Task, Training, run_here, run_on_cluster, train_command
 from scripts.plan import PRESETS, list_jobs
 
@@ -86,12 +86,12 @@ class Study:
         given = ["--preset", "shapes", "--root", str(self.root), "--runs", str(self.runs), "--seeds", "1"]
         return [table, *given, *more, *self.overrides]
 
+    def jobs(self, table: str, *more: str) -> dict[Job, Config]:
+        options, settings = reproduce.parse(self.arguments(table, *more)), {"data.root": self.root}
+        return list_jobs([table], PRESETS["shapes"], options.seeds, self.runs, settings, options.overrides)
+
     def start(self, table: str, *more: str, real: bool = False) -> int:
-        options = reproduce.parse(self.arguments(table, *more))
-        jobs = list_jobs(
-            [table], PRESETS["shapes"], options.seeds, self.runs, {"data.root": self.root}, options.overrides
-        )
-        for job, config in jobs.items():
+        for job, config in self.jobs(table, *more).items():
             (self.folder / "configs" / f"{job.name}.yaml").write_text(dump_config(config))
         command = None if real else [sys.executable, "-S", str(self.fake)]
         return reproduce.main(self.arguments(table, *more), command)
@@ -198,10 +198,7 @@ def test_some_rows_alone_in_their_own_order(study, capsys):
 
 def test_figures_that_came_without_their_run_count_if_whole_and_made_as_planned(study, capsys):
     """As they stand in results/ or come from another machine: results.json, which holds the config, and nothing else."""
-    jobs = list_jobs(
-        ["table1"], PRESETS["shapes"], [1], study.runs, {"data.root": study.root}, study.overrides
-    )
-    configs = {job.name: json.loads(config.model_dump_json()) for job, config in jobs.items()}
+    configs = {job.name: json.loads(config.model_dump_json()) for job, config in study.jobs("table1").items()}
     step = {"seconds": 3.0, "iterations": 6}
 
     def bring(name: str, steps: int, changed: dict | None = None) -> None:
@@ -535,8 +532,7 @@ def at_step_0(study: Study, act) -> None:
 @pytest.mark.slow
 def test_torchrun_trains_a_run_in_two_processes(tmp_path, toy_voc):
     study = Study(tmp_path, toy_voc, *SMALL)
-    jobs = list_jobs(["table1"], PRESETS["shapes"], [1], study.runs, {"data.root": toy_voc}, study.overrides)
-    job = next(job for job in jobs if job.name == "joint_seed1")
+    job = next(job for job in study.jobs("table1") if job.name == "joint_seed1")
     task = Task(job.name, (*train_command(2), *job.arguments), study.runs / "joint_seed1.log")
     assert [event for _, event in run_here([task], Stop(), threads=1)] == [Event.STARTED, Event.DONE], (
         task.log.read_text()
