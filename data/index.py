@@ -17,6 +17,7 @@ from tqdm import tqdm
 from data.dataset import DataError, Picture, raise_problems
 from data.files import check_image, open_mask, read_image, write_atomically
 from data.protocols import BACKGROUND, IGNORE_INDEX
+from data.workers import outlive_signals
 
 DEFAULT_CACHE = Path("~/.cache/altersgd")
 VERSION = 1  # of what the cache holds and of what the scan checks
@@ -170,6 +171,7 @@ def scan(
         num_workers=workers,
         collate_fn=_as_is,
         generator=torch.Generator(),  # or it would draw from the caller's
+        worker_init_fn=outlive_signals,
     )
     findings: list[Finding] = []
     # disable=None: no bar where stderr is a file

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 
@@ -12,6 +11,7 @@ from torch.utils.data import DataLoader
 from data.dataset import DataError
 from data.files import image_size
 from data.incremental import StepDataset
+from data.workers import outlive_signals
 
 Items = list[tuple[int, int]]  # (epoch, position) of each picture of a batch
 
@@ -138,11 +138,5 @@ def _loader(dataset: StepDataset, batches: Iterable[Items], workers: int, pin: b
         num_workers=workers,
         pin_memory=pin,
         generator=torch.Generator(),
-        worker_init_fn=_outlive_signals,
+        worker_init_fn=outlive_signals,
     )
-
-
-def _outlive_signals(worker: int) -> None:
-    """A terminal or a cluster signals every process of a run. The run then saves, and needs its workers until it has."""
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_IGN)

@@ -1,6 +1,7 @@
 """Ranks, devices, signals, and what the ranks exchange. One process without torchrun, or one per GPU (nccl) or per CPU share (gloo)."""
 
 import ctypes
+import gc
 import hashlib
 import os
 import signal
@@ -92,7 +93,13 @@ def be_deterministic(wanted: bool = True) -> None:
 
 
 def stop_ranks() -> None:
+    """Leave the process group. What `wrap` returned must be out of use by then, and is collected first.
+
+    Otherwise it would be the last to hold the group, and end it without giving up Python's lock, for which the thread
+    of gloo may be waiting to let go of the last sum of gradients: a process that never ends.
+    """
     if dist.is_initialized():
+        gc.collect()  # DistributedDataParallel is part of a cycle
         dist.destroy_process_group()
 
 

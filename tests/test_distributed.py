@@ -1,12 +1,15 @@
 """Two gloo ranks with half the batch each are one process with the whole batch."""
 
+import gc
 import json
 import os
 import socket
+import weakref
 from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
 import train
@@ -60,6 +63,35 @@ def test_two_ranks_end_with_the_weights_of_one_process(method, accumulate, toy_a
     results = [json.loads((tmp_path / f"runs/{name}/results.json").read_text()) for name in ("one", "two")]
     assert [s["confusion"] for s in results[0]["steps"]] == [s["confusion"] for s in results[1]["steps"]]
     assert results[1]["environment"]["world_size"] == 2
+
+
+def watched_rank(rank: int, world: int, port: int, arguments: list[str], code: int) -> None:
+    """Train, told to stop at once if the exit code is to be that, and look what is left when the group is left."""
+    become_rank(rank, world, port)
+    students, left, wrap, leave = [], [], train.wrap, dist.destroy_process_group
+
+    def watched_wrap(*arguments):
+        student = wrap(*arguments)
+        students.append(weakref.ref(student))
+        return student
+
+    def watched_leave():
+        left.extend(student() for student in students)
+        leave()
+
+    train.wrap, dist.destroy_process_group = watched_wrap, watched_leave
+    parallel.StopRequest.requested = property(lambda self: code != 0, lambda self, value: None)
+    gc.disable()  # or it might be gone by chance
+    assert train.main(arguments) == code
+    assert left and not any(left)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("code", [0, train.STOPPED_BY_SIGNAL])
+def test_the_wrapped_model_is_gone_before_its_process_group(code, toy_arguments):
+    """A process that drops it later may wait for gloo, and gloo for it, for ever."""
+    arguments = toy_arguments("method.name=mib", "train.epochs=8", "run.log_every=1")
+    multiprocessing.spawn(watched_rank, (2, free_port(), arguments, code), nprocs=2)
 
 
 def sum_rank(rank: int, world: int, port: int, folder: Path) -> None:

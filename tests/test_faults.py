@@ -83,6 +83,26 @@ def test_a_signal_to_every_process_leaves_the_loaders_alive_until_all_is_saved(
     assert checkpoint.load(folder / "resume.pt")["position"]["iteration"] > 0
 
 
+# A run that meets a mistake in the code while its loaders are at work.
+FAILING = """
+import sys
+import train
+def objective_of(*arguments):
+    raise ZeroDivisionError("a mistake")
+train.objective_of = objective_of
+sys.exit(train.main(sys.argv[1:]))
+"""
+
+
+@pytest.mark.slow
+def test_a_run_that_fails_ends_and_its_loaders_with_it(toy_arguments):
+    command = [sys.executable, "-c", FAILING, *toy_arguments("data.workers=2", "train.epochs=50")]
+    done = subprocess.run(
+        command, cwd=ROOT, env=os.environ | SMALL, capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 1 and "ZeroDivisionError: a mistake" in done.stderr
+
+
 @pytest.fixture
 def file_size_limit():
     """A file system that has no room for a checkpoint, but for everything else."""

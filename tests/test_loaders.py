@@ -1,14 +1,20 @@
-from itertools import chain
+import multiprocessing
+import os
+import signal
+import subprocess
+from itertools import chain, islice
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torch.utils.data import DataLoader, Dataset
 
 from data import DataError, Picture
 from data.incremental import StepDataset
 from data.loaders import iterations_per_epoch, test_loader, train_loader
 from data.transforms import normalise, test_transform, train_transform
+from data.workers import outlive_signals
 
 KEEP = np.arange(256, dtype=np.uint8)
 
@@ -150,6 +156,27 @@ def test_workers_change_nothing(dataset):
     assert len(runs[0]) == 5
     for run in runs[1:]:
         assert all(same(a, b) for a, b in zip(runs[0], run, strict=True))
+
+
+class ProcessIds(Dataset):
+    def __len__(self):
+        return 20
+
+    def __getitem__(self, position):
+        return os.getpid()
+
+
+@pytest.mark.skipif(not hasattr(signal, "sigwaitinfo"), reason="this system cannot tell who sent a signal")
+def test_a_worker_outlives_every_signal_but_that_of_its_own_run():
+    answers = iter(DataLoader(ProcessIds(), batch_size=None, num_workers=1, worker_init_fn=outlive_signals))
+    (worker,) = multiprocessing.active_children()
+    assert next(answers) == worker.pid
+    for name in ("TERM", "INT"):
+        subprocess.run(["kill", f"-{name}", str(worker.pid)], check=True)
+    assert list(islice(answers, 10)) == [worker.pid] * 10
+    worker.terminate()
+    worker.join(timeout=30)
+    assert worker.exitcode == 0
 
 
 def test_an_epoch_is_a_permutation_and_each_is_another(dataset):

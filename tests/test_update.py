@@ -347,6 +347,7 @@ def rank_of_rules(rank: int, world: int, port: int, folder: Path) -> None:
                 for _ in range(2):
                     trainee.iterate()
                 parallel.agree(trainee.model, ranks)
+    del trainee  # before its process group
     torch.save(found, folder / f"{rank}.pt")
     parallel.stop_ranks()
 

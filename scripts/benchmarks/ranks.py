@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from models.parallel import start_ranks, stop_ranks
+from models.parallel import Ranks, start_ranks, stop_ranks
 from scripts.benchmarks.measure import timed
 from scripts.benchmarks.training import STEPS, Trainee, begin_last_step, make_run
 
@@ -18,17 +18,21 @@ WARM_UPS = 3
 
 def main(folder: str, quick: bool) -> None:
     torch.set_num_threads(1)
+    ranks = start_ranks("cpu")
+    seconds = measure(ranks, folder, quick)
+    if ranks.is_main:
+        print(json.dumps(seconds))
+    stop_ranks()
+
+
+def measure(ranks: Ranks, folder: str, quick: bool) -> list[float]:
     crop, batch, repeats = (32, 4, 3) if quick else (128, 16, 20)
     overrides = ("method.name=mib", "model.body=resnet_tiny", "model.head_channels=64")
-    ranks = start_ranks("cpu")
     run = make_run(
         Path(folder), STEPS, *overrides, f"data.crop={crop}", f"train.batch_size={batch}", ranks=ranks
     )
     iterate = timed(Trainee(run, *begin_last_step(run)).iterate)
-    seconds = [iterate() for _ in range(WARM_UPS + repeats)][WARM_UPS:]
-    if ranks.is_main:
-        print(json.dumps(seconds))
-    stop_ranks()
+    return [iterate() for _ in range(WARM_UPS + repeats)][WARM_UPS:]
 
 
 if __name__ == "__main__":
