@@ -8,7 +8,7 @@ late share both with classes learned early. Colours are random and tell nothing 
 
 Which classes meet in a picture follows train_aug of VOC 2012 as the 15-1 protocol sees it: class 15 ("person")
 is the frequent companion, and about half of the pictures of a class 16..20 also show a class 1..15. Old objects
-are therefore seen, unlabelled, in later steps just as rarely as on VOC.
+are therefore seen, unlabelled, in later steps just as rarely as on VOC, unless --old-beside-new says otherwise.
 
 The layout is VOC's, so its reader calls class 1 "aeroplane" and so on; the names mean nothing here.
 """
@@ -43,6 +43,7 @@ OLD_BESIDE_OLD = 0.13  # one of 1..14 beside another one of 1..14
 NEW_BESIDE_NEW = 0.08  # one of 16..20 beside another one of 16..20
 TWIN_RATE = 0.25  # a second object of the only class (chosen, not measured)
 MAX_OBJECTS = 3
+SILENT = {"old_beside_new": OLD_BESIDE_NEW}  # what a manifest means that does not say
 
 RADIUS = (0.24, 0.40)  # of an object, as part of the picture's side
 PERIOD = (0.15, 0.18)  # of a texture, likewise
@@ -78,7 +79,7 @@ def class_parts(k: int) -> tuple[str, str]:
     return list(SHAPES)[k % len(SHAPES)], list(TEXTURES)[k % len(TEXTURES)]
 
 
-def choose_classes(main: int, rng: np.random.Generator) -> list[int]:
+def choose_classes(main: int, rng: np.random.Generator, old_beside_new: float = OLD_BESIDE_NEW) -> list[int]:
     """The class of each object of a picture built around class `main`, which comes first."""
 
     def sometimes(rate: float, candidates: Iterable[int]) -> list[int]:
@@ -89,19 +90,21 @@ def choose_classes(main: int, rng: np.random.Generator) -> list[int]:
         classes = [main]
     else:
         classes = [main, *sometimes(PERSON_RATE, [COMPANION])]
-        classes += sometimes(OLD_BESIDE_NEW if main in NEW else OLD_BESIDE_OLD, range(1, COMPANION))
+        classes += sometimes(old_beside_new if main in NEW else OLD_BESIDE_OLD, range(1, COMPANION))
         classes += sometimes(NEW_BESIDE_NEW if main in NEW else 0.0, NEW)
     if len(classes) == 1:
         classes += [main] * int(rng.random() < TWIN_RATE)
     return classes[:MAX_OBJECTS]
 
 
-def draw(main: int, size: int, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def draw(
+    main: int, size: int, rng: np.random.Generator, old_beside_new: float = OLD_BESIDE_NEW
+) -> tuple[np.ndarray, np.ndarray]:
     """One picture around class `main`: uint8 colours (size, size, 3) and uint8 labels (size, size)."""
     picture = _background(size, rng)
     labels = np.full((size, size), BACKGROUND, np.uint8)
     placed: list[tuple[float, float, float]] = []
-    for k in choose_classes(main, rng):
+    for k in choose_classes(main, rng, old_beside_new):
         placed.append(_place(placed, size, rng))
         *centre, radius = placed[-1]
         shape, texture = class_parts(k)
@@ -165,11 +168,11 @@ def _paint(picture: np.ndarray, distance: np.ndarray, colour: np.ndarray) -> np.
     return picture + cover * (colour - picture)
 
 
-def _write(job: tuple[str, int], folder: Path, seed: int, size: int) -> None:
+def _write(job: tuple[str, int], folder: Path, seed: int, size: int, old_beside_new: float) -> None:
     split, i = job
     # A generator of its own for every picture: neither their number nor the workers change what it shows.
     rng = np.random.default_rng([seed, int(split == "val"), i])
-    picture, labels = draw(i % NUM_CLASSES + 1, size, rng)
+    picture, labels = draw(i % NUM_CLASSES + 1, size, rng, old_beside_new)
     Image.fromarray(picture).save(folder / "JPEGImages" / f"{_name(split, i)}.jpg", quality=95)
     palette_image(labels).save(folder / "SegmentationClassAug" / f"{_name(split, i)}.png")
 
@@ -184,17 +187,27 @@ def generate(
     train: int = 3000,
     val: int = 400,
     size: int = 64,
+    old_beside_new: float = OLD_BESIDE_NEW,
     workers: int = 2,
     progress: bool = True,
 ) -> bool:
     """Write the data set to `root`; True if it was written, False if `root` already held just this one."""
     root = Path(root)
-    manifest = {"version": VERSION, "seed": seed, "train": train, "val": val, "size": size}
+    manifest = {
+        "version": VERSION,
+        "seed": seed,
+        "train": train,
+        "val": val,
+        "size": size,
+        "old_beside_new": old_beside_new,
+    }
     if min(train, val) < NUM_CLASSES or size < 32 or seed < 0 or workers < 1:
         raise DataError(
             f"shapes: seed {seed}, train {train}, val {val}, size {size}, workers {workers}: need a seed >= 0, at "
             f"least {NUM_CLASSES} pictures (one a class) for train and val, a size >= 32 and at least one worker"
         )
+    if not 0 <= old_beside_new <= 1:
+        raise DataError(f"shapes: old_beside_new {old_beside_new} is a share of pictures: give 0 to 1")
     if _holds(root, manifest):
         return False
 
@@ -204,7 +217,7 @@ def generate(
         for part in ("JPEGImages", "SegmentationClassAug", "ImageSets/Segmentation"):
             (folder / part).mkdir(parents=True)
         jobs = [("train", i) for i in range(train)] + [("val", i) for i in range(val)]
-        write = partial(_write, folder=folder, seed=seed, size=size)
+        write = partial(_write, folder=folder, seed=seed, size=size, old_beside_new=old_beside_new)
         with Pool(workers) as pool, tqdm(total=len(jobs), desc="shapes", disable=not progress) as bar:
             for _ in pool.imap_unordered(write, jobs, chunksize=32):
                 bar.update()
@@ -228,13 +241,13 @@ def generate(
     return True
 
 
-def _holds(root: Path, manifest: dict[str, int]) -> bool:
+def _holds(root: Path, manifest: dict[str, float]) -> bool:
     """Whether `root` holds the data set of this manifest; refuses a `root` that holds anything else."""
     if not root.exists() or (root.is_dir() and not any(root.iterdir())):
         return False
     try:
-        found = json.loads((root / MANIFEST).read_text())
-    except (OSError, ValueError):
+        found = SILENT | json.loads((root / MANIFEST).read_text())
+    except (OSError, ValueError, TypeError):
         raise DataError(
             f"{root} is not empty and has no readable {MANIFEST}: choose another folder"
         ) from None
@@ -262,6 +275,13 @@ def main() -> None:
     parser.add_argument("--val", type=int, default=400, help="test pictures (default: %(default)s)")
     parser.add_argument(
         "--size", type=int, default=64, help="side of a picture in pixels (default: %(default)s)"
+    )
+    parser.add_argument(
+        "--old-beside-new",
+        type=float,
+        default=OLD_BESIDE_NEW,
+        metavar="RATE",
+        help="share of the pictures of a class 16..20 that also show one of 1..14 (default: %(default)s, as on VOC)",
     )
     parser.add_argument("--workers", type=int, default=2, help="processes (default: %(default)s)")
     arguments = parser.parse_args()

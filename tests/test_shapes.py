@@ -1,4 +1,5 @@
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -127,6 +128,31 @@ def test_classes_meet_as_often_as_on_voc(chosen):
     assert 0.30 < share(chosen, {15}) < 0.42  # 0.37
 
 
+def test_old_objects_beside_new_ones_as_often_as_asked(small, tmp_path):
+    rng = np.random.default_rng(0)
+    crowded = [set(choose_classes(main, rng, old_beside_new=0.9)) for main in NEW for _ in range(200)]
+    assert 0.87 < share(crowded, OLD - {15}) < 0.93
+    generate(tmp_path / "crowded", old_beside_new=0.9, workers=1, **SMALL)
+    one, other = contents(small), contents(tmp_path / "crowded")
+    differ = {
+        int(Path(name).stem[-6:]) % NUM_CLASSES + 1
+        for name in one
+        if name.startswith("JPEG") and one[name] != other[name]
+    }
+    assert differ and differ <= set(NEW)  # step 0 sees what it always saw
+
+
+def test_a_set_from_before_the_crowd_was_a_choice_is_recognised(small, tmp_path):
+    old = tmp_path / "old"
+    shutil.copytree(small, old)
+    manifest = json.loads((old / MANIFEST).read_text())
+    del manifest["old_beside_new"]
+    (old / MANIFEST).write_text(json.dumps(manifest))
+    assert not generate(old, workers=1, **SMALL)
+    with pytest.raises(DataError, match=r"old_beside_new 0\.34 there, 0\.9 asked"):
+        generate(old, old_beside_new=0.9, workers=1, **SMALL)
+
+
 def test_disjoint_steps_of_15_1_have_enough_pictures(chosen):
     sizes = [len(select_train(chosen, step, "disjoint")) for step in protocol_steps("voc", "15-1")]
     assert 1500 <= sizes[0] <= 2500
@@ -157,7 +183,9 @@ def test_a_failure_leaves_nothing_behind(tmp_path, monkeypatch):
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("wrong", [{"train": 3}, {"val": 0}, {"size": 8}, {"seed": -1}, {"workers": 0}])
+@pytest.mark.parametrize(
+    "wrong", [{"train": 3}, {"val": 0}, {"size": 8}, {"seed": -1}, {"workers": 0}, {"old_beside_new": 1.5}]
+)
 def test_impossible_arguments(tmp_path, wrong):
     with pytest.raises(DataError, match=next(iter(wrong))):
         generate(tmp_path / "root", **{"workers": 1, **SMALL, **wrong})
