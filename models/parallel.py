@@ -96,7 +96,7 @@ def stop_ranks() -> None:
     """Leave the process group. What `wrap` returned must be out of use by then, and is collected first.
 
     Otherwise it would be the last to hold the group, and end it without giving up Python's lock, for which the thread
-    of gloo may be waiting to let go of the last sum of gradients: a process that never ends.
+    of gloo may be waiting to let go of the last sum of gradients: a process that never ends (pytorch/pytorch#56297).
     """
     if dist.is_initialized():
         gc.collect()  # DistributedDataParallel is part of a cycle
