@@ -121,7 +121,7 @@ def ablations(data: DataConfig) -> list[Experiment]:
 def alternation(data: DataConfig) -> list[Experiment]:
     """AlterSGD and the control in pairs that differ in the flipped loss alone."""
     weak = _strength(WEAK, data)
-    pairs = [*PAIRED, weak, (*weak, "phase.momentum=off")]
+    pairs = [*PAIRED, weak, *((*weak, setting) for setting in ("phase.momentum=off", "phase.lr=hold"))]
     return [mib(*settings, plus=phase) for settings in pairs for phase in ("altersgd", "consolidate")]
 
 
