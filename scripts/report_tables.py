@@ -270,9 +270,10 @@ def table_ablations(runs: Collection) -> Section:
 
 
 def table_alternation(runs: Collection) -> Section:
-    """Every setting of AlterSGD that ran beside its own control, and the published one."""
+    """Every setting of AlterSGD that ran beside its own control, and the published one if it ran or nothing else did."""
     ran = [s for s in found(runs) if s.phase == "altersgd" and _control(s) in runs.cells]
-    settings = list(dict.fromkeys([altersgd(runs), *ran]))
+    published = [altersgd(runs)] if altersgd(runs) in runs.cells or not ran else []
+    settings = list(dict.fromkeys([*published, *ran]))
     rows = []
     for setting in settings:
         pairs = [difference(runs, setting, _control(setting), key) for key in KEYS]

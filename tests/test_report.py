@@ -269,6 +269,9 @@ def test_alternating_stands_against_the_control_with_the_same_options(tmp_path):
     assert cells["all: p"] == "n < 3" and not found.missing
     (tmp_path / "consolidate3/results.json").unlink()
     assert section(tmp_path, "alternation").missing == ["Consolidate: seed 3"]
+    for seed in (1, 2, 3):
+        (tmp_path / f"altersgd{seed}/results.json").unlink()
+    assert [r[0] for r in section(tmp_path, "alternation").tables[0].rows] == ["AlterSGD, lr hold"]
 
 
 def test_forgetting_and_costs(runs, tmp_path):
