@@ -44,7 +44,7 @@ from methods import (
     PHASES,
     UPDATES,
     AlterSGD,
-    Evaluate,
+    Descent,
     Method,
     Update,
     Weights,
@@ -116,8 +116,21 @@ class Run:
         """T: optimizer updates in a step."""
         train = self.config.train
         epochs = train.epochs if step.index == 0 else train.epochs_later
-        return epochs * iterations_per_epoch(
-            len(self.train_pictures[step.index]), train.batch_size, step.index
+        return epochs * self.epoch(step)
+
+    def epoch(self, step: Step) -> int:
+        """Iterations of an epoch of the step."""
+        return iterations_per_epoch(
+            len(self.train_pictures[step.index]), self.config.train.batch_size, step.index
+        )
+
+    def phase(self, step: Step) -> Descent:
+        config = self.config
+        return make_phase(
+            step=step.index,
+            strength=config.method.strength,
+            epoch=self.epoch(step),
+            **config.phase.model_dump(),
         )
 
     def iterations_before(self, step: Step) -> int:
@@ -261,7 +274,7 @@ def prepare_run(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
         for step, result in zip(steps, results["steps"], strict=False):
             board.results(result, run.iterations_until(step))
     iterations = [run.iterations(step) for step in steps]  # raises if a step has fewer pictures than a batch
-    for notice in dataset.notices:
+    for notice in [*dataset.notices, *ends_on_an_ascent(run)]:
         run.say(f"note: {notice}")
     run.say(
         f"{folder.path}: {config.method.name} / {config.phase.name}, strength {config.method.strength:g}\n"
@@ -271,11 +284,20 @@ def prepare_run(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
     return run
 
 
+def ends_on_an_ascent(run: Run) -> Iterator[str]:
+    """A notice if halves of more than an iteration are cut so that a model is handed over as an ascent left it."""
+    phases = [(run.phase(step), run.iterations(step)) for step in run.steps]
+    if any(isinstance(phase, AlterSGD) and phase.every > 1 and phase.ascends(n, n) for phase, n in phases):
+        p, every = run.config.phase.p, run.config.phase.every
+        yield f"with phase.p={p:.4g} and phase.every={every} a step ends on an ascent; another p ends on a descent"
+
+
 def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
     """One incremental step: from the saved model after the step before to the model after this one."""
     config, ranks, total = run.config, run.ranks, run.iterations(step)
     model, teacher, method = begin_step(run, step)
-    phase = make_phase(step=step.index, strength=config.method.strength, **config.phase.model_dump())
+    phase = run.phase(step)
+    last = phase.last_iteration(total)
     update = make_update(step=step.index, **config.update.model_dump())
     optimizer = torch.optim.SGD(
         model.parameters(),
@@ -299,7 +321,7 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
         method.segmentation_loss = torch.compile(method.segmentation_loss)
         method.retention_losses = torch.compile(method.retention_losses)
     loader = step_loader(
-        run, step, iterations=range(done + 1, total + 1), batch_of=partial(phase.batch_of, total=total)
+        run, step, iterations=range(done + 1, last + 1), batch_of=partial(phase.batch_of, total=total)
     )
     student, batches, guard = wrap(model, ranks), iter(loader), FiniteGuard()
     boundary = AlterSGD(config.phase.p).boundary(total)
@@ -307,7 +329,7 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
     progress = Progress(
         run.board,
         title=f"step {step.index}/{len(run.steps) - 1}",
-        total=total,
+        total=last,
         done=done,
         offset=run.iterations_before(step),
         batch_size=config.train.batch_size,
@@ -315,35 +337,39 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
         boundary=phase.boundary(total),
     )
     started = saved = time.monotonic()
-    for iteration in range(done + 1, total + 1):
+    for iteration in range(done + 1, last + 1):
         weights = phase(iteration, total)
         schedule_iteration = phase.schedule_iteration(iteration, total)
         lr = set_learning_rate(optimizer, schedule_iteration, total, config.optim.power)
         phase.prepare(optimizer, iteration, total)
         evaluate_objective = objective_of(run, student, teacher, method, update, scaler, batches)
-        terms = update(model, evaluate_objective, weights, scaler.get_scale())
-        scaler.unscale_(optimizer)
-        # An overflow in fp16: the scaler is going to skip this update, and so does the method.
-        if not scaler.is_enabled() or gradients_are_finite(model):
-            terms |= method.after_backward(model, weights, lr)
-        scaler.step(optimizer)
-        scaler.update()
-        optimizer.zero_grad(set_to_none=True)
+        if phase.updates(iteration, total):
+            terms = update(model, evaluate_objective, weights, scaler.get_scale())
+            scaler.unscale_(optimizer)
+            # An overflow in fp16: the scaler is going to skip this update, and so does the method.
+            if not scaler.is_enabled() or gradients_are_finite(model):
+                terms |= method.after_backward(model, weights, lr)
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad(set_to_none=True)
+        else:
+            with torch.no_grad():
+                terms = evaluate_objective(weights, backward=False)
         guard.watch(iteration, terms)
-        if run.config.run.flatness and step.index > 0 and iteration in (boundary, total):
-            name, began = "end" if iteration == total else "boundary", time.monotonic()
+        if run.config.run.flatness and step.index > 0 and iteration in (boundary, last):
+            name, began = "end" if iteration == last else "boundary", time.monotonic()
             measured[name] = measure_flatness(run, step, model, teacher, method, iteration)
             started += time.monotonic() - began  # no cost of the method
 
         save_now = config.run.checkpoint_every > 0 and iteration % config.run.checkpoint_every == 0
         stopping = ranks.group is None and run.stop.requested
-        if iteration % config.run.log_every == 0 or iteration == total:
+        if iteration % config.run.log_every == 0 or iteration == last:
             progress(iteration, terms, weights.learn, weights.keep, lr)
             stop_if_not_finite(run, guard, loader)
             stopping = any_rank(ranks, run.stop.requested)
             overdue = 0 < 60 * config.run.checkpoint_minutes < time.monotonic() - saved
             save_now |= any_rank(ranks, overdue)
-        if (save_now or stopping) and iteration < total:
+        if (save_now or stopping) and iteration < last:
             stop_if_not_finite(run, guard, loader)
             saved = time.monotonic()
             position = {"step": step.index, "iteration": iteration, "seconds": seconds + saved - started}
@@ -351,17 +377,18 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
                 run.folder.resume_checkpoint, parts, ranks, **position, flatness=measured
             )
             run.board.flush()  # or the curves would have a gap before the place where a killed run goes on
-        if stopping and iteration < total:
-            where = f"step {step.index}, iteration {iteration} of {total}"
+        if stopping and iteration < last:
+            where = f"step {step.index}, iteration {iteration} of {last}"
             raise StoppedBySignal(f"stopped at {where}: the same command goes on from here")
     progress.close()
     agree(model, ranks)
     method.end_step(model)
+    updates = sum(phase.updates(iteration, total) for iteration in range(1, last + 1))
     costs = {
         "seconds": seconds + time.monotonic() - started,
         "images": len(run.train_pictures[step.index]),
-        "iterations": total,
-        "gradient_evaluations": total * update.evaluations,
+        "iterations": last,
+        "gradient_evaluations": updates * update.evaluations,
     } | ({"flatness": measured} if measured else {})
     save_step(run, step, model, method, costs)
     return model, {"costs": costs}
@@ -435,7 +462,7 @@ def objective_of(
     update: Update,
     scaler: torch.amp.GradScaler,
     batches: Iterator,
-) -> Evaluate:
+) -> Callable[..., dict[str, Tensor]]:
     """The objective on the pictures of one update, as the update rule evaluates it: the mean over the micro-batches."""
     ranks, num_parts = run.ranks, run.config.train.accumulate
     again = []  # the micro-batches, for rules that evaluate more than once; these also want the same dropout again
@@ -453,7 +480,7 @@ def objective_of(
                 again.append((images, labels, target))
             yield images, labels, target
 
-    def evaluate(weights: Weights, *, local: bool = False) -> dict[str, Tensor]:
+    def evaluate(weights: Weights, *, local: bool = False, backward: bool = True) -> dict[str, Tensor]:
         terms: dict[str, Tensor] = {}
         if randomness is not None:
             checkpoint.set_random_state(randomness, ranks.device)
@@ -466,7 +493,8 @@ def objective_of(
                 retention = method.retention_losses(output, target) if target is not None else {}
                 check_losses(method, segmentation, retention)
                 loss = weights.learn * segmentation + weights.keep * sum(retention.values())
-                scaler.scale(loss / num_parts).backward()
+                if backward:
+                    scaler.scale(loss / num_parts).backward()
             for name, value in {"seg": segmentation, **retention}.items():
                 terms[name] = terms.get(name, 0.0) + value.detach() / num_parts
         return terms
@@ -492,8 +520,9 @@ def check_losses(method: Method, segmentation: Any, retention: Any) -> None:
 
 def teacher_outputs(run: Run, step: Step, teacher: Segmenter) -> Iterator[tuple[Tensor, Output]]:
     """Labels and the teacher's outputs over the first epoch of a step."""
-    epoch = iterations_per_epoch(len(run.train_pictures[step.index]), run.config.train.batch_size, step.index)
-    loader = step_loader(run, step, iterations=range(1, epoch + 1), batch_of=lambda iteration: iteration)
+    loader = step_loader(
+        run, step, iterations=range(1, run.epoch(step) + 1), batch_of=lambda iteration: iteration
+    )
     for images, labels in tqdm(
         loader, f"surveying step {step.index}", disable=not run.ranks.is_main, **bar_place()
     ):

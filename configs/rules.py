@@ -51,6 +51,12 @@ def _nesterov_needs_momentum(nesterov, momentum):
         return "true needs optim.momentum above 0"
 
 
+@rule("phase.flip", "phase.name")
+def _consolidate_flips_nothing(flip, name):
+    if flip == "all" and name == "consolidate":
+        return "'all' is not for phase.name consolidate, which is the control of seg; those of all are pause and stop"
+
+
 @rule("train.batch_size", "train.accumulate")
 def _batch_is_divisible(batch_size, accumulate):
     if batch_size % accumulate:

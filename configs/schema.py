@@ -52,6 +52,12 @@ def _class(value: Any) -> Any:
     return value
 
 
+def _half(value: Any) -> Any:
+    if value in ("iteration", "epoch") or (isinstance(value, int) and value is not True and value >= 1):
+        return value
+    raise ValueError("is not one of iteration, epoch or a number of iterations from 1 on")
+
+
 def _not_empty(values: tuple) -> tuple:
     if not values:
         raise ValueError("is empty")
@@ -149,10 +155,12 @@ class MethodConfig(Section):
 
 
 class PhaseConfig(Section):
-    name: Literal["descent", "altersgd", "consolidate"]
+    name: Literal["descent", "altersgd", "consolidate", "pause", "stop"]
     p: Annotated[Probability, BeforeValidator(_fraction)]
     lambda_a: NonNegative | None
     lambda_b: NonNegative | None
+    flip: Literal["seg", "all"]
+    every: Annotated[int | str, BeforeValidator(_half)]
     momentum: Literal["keep", "reset", "off"]
     batch: Literal["next", "same"]
     weight_decay: Literal["always", "signed"]

@@ -1,16 +1,20 @@
 """AlterSGD: alternate descent and ascent at the end of each step (Huang et al. 2021, Algorithm 1 and Eq. 6).
 
-The first floor(pT) of T iterations train normally. Then, starting with a descent, every second iteration *ascends* the
-segmentation loss, while the retention term R keeps its sign:
+The first floor(pT) of T iterations train normally. Then halves of `every` iterations alternate, starting with a descent:
 
-    descent  minimises   l_seg + lambda_a R
-    ascent   minimises  -l_seg + lambda_b R
+    descent                       minimises   l_seg + lambda_a R
+    ascent, flip = "seg" (Eq. 6)  minimises  -l_seg + lambda_b R
+    ascent, flip = "all" (Eq. 2)  minimises  -l_seg - lambda_b R
 
-To second order a pair on the same loss L moves by -(eta^2 / 2) grad ||grad L||^2 (Theorem 1): towards flatter regions.
-To first order it cancels l_seg and leaves two steps on R, which is what `Consolidate` does alone: the control that separates
-flatness from a little more distillation.
+The paper can be read in four ways: its Eq. 6 flips l_seg alone, its Algorithm 1, Eq. 2 and Theorem 1 flip the whole loss; its
+Algorithm 1 says "iteration", and gives p in epochs of losses that are means over the whole training set.
 
-The paper leaves four choices open; each is an option whose default comes first.
+To second order a pair on the same loss L moves by -(eta^2 / 2) grad ||grad L||^2 (Theorem 1): towards flatter regions. What it
+does to first order is left to the controls, which leave out the second order and nothing else. With flip = "seg" a pair cancels
+l_seg and leaves two steps on R: `Consolidate`. With flip = "all" it cancels everything: `Pause`, which still passes the images
+through the network and so moves the statistics of its norms, and `Stop`, which ends the step at floor(pT).
+
+What else the paper leaves open are options whose default comes first.
 """
 
 import math
@@ -28,6 +32,8 @@ class AlterSGD(Descent):
         lambda_a: float = 1.0,
         lambda_b: float | None = None,
         *,
+        flip: str = "seg",  # an ascent flips l_seg alone | all of L
+        every: int = 1,  # iterations of a half: of a descent, and of an ascent
         momentum: str = "keep",  # keep | reset at the start of the phase | off in the phase
         batch: str = "next",  # the ascent takes the next mini-batch | the same one as its descent
         weight_decay: str = "always",  # always decays | signed: follows the sign of l_seg
@@ -39,21 +45,26 @@ class AlterSGD(Descent):
         self.p = Fraction(p).limit_denominator(1_000_000)
         if not 0 <= self.p <= 1:
             raise ValueError(f"phase.p must lie in [0, 1], not {p}")
+        if every < 1:
+            raise ValueError(f"phase.every must be at least one iteration, not {every}")
+        self.flip, self.every = flip, every
         self.momentum, self.batch, self.weight_decay, self.lr = momentum, batch, weight_decay, lr
 
     def __call__(self, iteration: int, total: int) -> Weights:
-        return Weights(-1.0, self.lambda_b) if self.ascends(iteration, total) else Weights(1.0, self.lambda_a)
+        if not self.ascends(iteration, total):
+            return Weights(1.0, self.lambda_a)
+        return Weights(-1.0, -self.lambda_b if self.flip == "all" else self.lambda_b)
 
     def ascends(self, iteration: int, total: int) -> bool:
         late = iteration - self.boundary(total)
-        return late > 0 and late % 2 == 0
+        return late > 0 and (late - 1) // self.every % 2 == 1
 
     def boundary(self, total: int) -> int:
         return math.floor(self.p * total)
 
     def batch_of(self, iteration: int, total: int) -> int:
         repeats = self.batch == "same" and self.ascends(iteration, total)
-        return iteration - 1 if repeats else iteration
+        return iteration - self.every if repeats else iteration
 
     def schedule_iteration(self, iteration: int, total: int) -> int:
         return min(iteration, self.boundary(total) + 1) if self.lr == "hold" else iteration
@@ -73,14 +84,40 @@ class AlterSGD(Descent):
 
 
 class Consolidate(AlterSGD):
-    """The control: after floor(pT) only the retention term is minimised. l_seg apart, every option does what it does there."""
+    """The control of flip = "seg": after floor(pT) only R is minimised. l_seg apart, every option does what it does there."""
 
     def __call__(self, iteration: int, total: int) -> Weights:
         weights = super().__call__(iteration, total)
         return weights if iteration <= self.boundary(total) else Weights(0.0, weights.keep)
 
 
-PHASES = {"descent": Descent, "altersgd": AlterSGD, "consolidate": Consolidate}
+class Pause(AlterSGD):
+    """A control of flip = "all": after floor(pT) images pass, so the norms' statistics move, and no weight does."""
+
+    def __call__(self, iteration: int, total: int) -> Weights:
+        return Weights(1.0, self.lambda_a) if self.updates(iteration, total) else Weights(0.0, 0.0)
+
+    def ascends(self, iteration: int, total: int) -> bool:
+        return False
+
+    def updates(self, iteration: int, total: int) -> bool:
+        return iteration <= self.boundary(total)
+
+
+class Stop(Pause):
+    """A control of flip = "all": the step ends at floor(pT), with the learning rates of the whole step."""
+
+    def last_iteration(self, total: int) -> int:
+        return self.boundary(total)
+
+
+PHASES = {
+    "descent": Descent,
+    "altersgd": AlterSGD,
+    "consolidate": Consolidate,
+    "pause": Pause,
+    "stop": Stop,
+}
 
 
 def make_phase(
@@ -92,9 +129,14 @@ def make_phase(
     p: float = 25 / 30,
     lambda_a: float | None = None,
     lambda_b: float | None = None,
+    every: str | int = "iteration",
+    epoch: int | None = None,
     **choices: str,
 ) -> Descent:
-    """The phase of incremental step `step`; lambda_a and lambda_b are the method's `strength` unless given."""
+    """The phase of incremental step `step`, in which an epoch has `epoch` iterations.
+
+    lambda_a and lambda_b are the method's `strength` unless given.
+    """
     if name not in PHASES:
         raise ValueError(f"phase.name: {name!r} is not one of {', '.join(PHASES)}")
     assert strength is not None, "train.read_config fills in the published one"
@@ -102,4 +144,6 @@ def make_phase(
         return Descent(strength)
     lambda_a = strength if lambda_a is None else lambda_a
     lambda_b = strength if lambda_b is None else lambda_b
-    return PHASES[name](p, lambda_a, lambda_b, **choices)
+    length = {"iteration": 1, "epoch": epoch}.get(every, every) if isinstance(every, str) else every
+    assert isinstance(length, int), "who asks for halves of an epoch says how long an epoch is"
+    return PHASES[name](p, lambda_a, lambda_b, every=length, **choices)

@@ -45,7 +45,7 @@ def register(name: str) -> Callable[[MethodClass], MethodClass]:
 
 @dataclass(frozen=True)
 class Weights:
-    """How one iteration weighs the objective: `learn` * l_seg + `keep` * R. A negative `learn` ascends l_seg."""
+    """How one iteration weighs the objective: `learn` * l_seg + `keep` * R. A negative weight ascends its term."""
 
     learn: float
     keep: float
@@ -104,11 +104,11 @@ class Method:
         return labels
 
     def segmentation_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """l_seg: the only term that a phase may flip."""
+        """l_seg: the term that a phase flips."""
         return self.losses.cross_entropy(logits, labels, self.mean_over)
 
     def retention_losses(self, student: Any, teacher: Any) -> dict[str, Tensor]:
-        """R as named terms, never flipped. Called from step 1 on, with the outputs of both models, if `needs_teacher`."""
+        """R as named terms, flipped by phase.flip=all alone. Called from step 1 on, with the outputs of both models, if `needs_teacher`."""
         return {}
 
     def after_backward(self, model: nn.Module, weights: Weights, rate: float) -> dict[str, Tensor]:
@@ -197,6 +197,14 @@ class Descent:
     def boundary(self, total: int) -> int:
         """The last iteration of normal training."""
         return total
+
+    def last_iteration(self, total: int) -> int:
+        """Where the step ends; the learning rates are those of a step of `total` iterations."""
+        return total
+
+    def updates(self, iteration: int, total: int) -> bool:
+        """Whether the iteration changes the weights, or only passes its images through the network."""
+        return True
 
     def batch_of(self, iteration: int, total: int) -> int:
         """Which batch of the step's stream (from 1) the iteration trains on."""

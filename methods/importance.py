@@ -58,7 +58,9 @@ class ImportanceMethod(Method):
             self.observe(parameters, gradients, weights.learn)
         if not self.anchor:
             return {}
-        stiffness = 2 * weights.keep * rate
+        stiffness = (
+            2 * abs(weights.keep) * rate
+        )  # an ascent of R pushes away, by no more than a descent pulls
         moved, pull, value = self._pull(parameters, limit=1 / stiffness if stiffness else math.inf)
         torch._foreach_add_([gradient(parameters[name]) for name in moved], pull, alpha=2 * weights.keep)
         return {"penalty": value}

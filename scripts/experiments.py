@@ -6,11 +6,13 @@ its checkpoint. What several tables need has one name, which says what differs f
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 
-from configs.schema import DataConfig
+from configs.schema import Config, DataConfig
 from methods import METHODS, published_strength
 from metrics.paper import LAMBDAS
+from scripts.readings import CONTROLLED_P, CORNERS, PUBLISHED_P, READINGS, SIXTHS, Reading
 
 THIRTIETHS = (5, 10, 15, 20, 25, 30)  # p
 DEFAULT_THIRTIETHS, PLAIN_THIRTIETHS = 25, 30  # configs/altersgd.yaml; no iteration is left to alternate
@@ -83,20 +85,22 @@ def joint(data: DataConfig) -> Experiment:
     return Experiment("joint", ("configs/methods/ft.yaml",), (setting,), shares_step_0=False)
 
 
-def table1(data: DataConfig) -> list[Experiment]:
+def table1(config: Config) -> list[Experiment]:
     """Also table 2, which has the same rows class by class."""
     singles = [method(name) for name in ("ft", "pi", "ewc", "rw", "lwf", "lwf_mc", "ilt")]
-    return [*singles, mib(), mib(plus="altersgd"), joint(data)]
+    return [*singles, mib(), mib(plus="altersgd"), joint(config.data)]
 
 
-def table3(data: DataConfig) -> list[Experiment]:
-    return [mib(*_strength(weight, data), plus=phase) for weight in LAMBDAS for phase in (None, "altersgd")]
+def table3(config: Config) -> list[Experiment]:
+    return [
+        mib(*_strength(weight, config.data), plus=phase) for weight in LAMBDAS for phase in (None, "altersgd")
+    ]
 
 
-def table4(data: DataConfig) -> list[Experiment]:
+def table4(config: Config) -> list[Experiment]:
     """The diagonal is table 3's."""
     return [
-        mib(*_strength(a, data), plus="altersgd")
+        mib(*_strength(a, config.data), plus="altersgd")
         if a == b
         else mib(f"phase.lambda_a={a}", f"phase.lambda_b={b}", plus="altersgd")
         for b in LAMBDAS
@@ -108,42 +112,77 @@ def _strength(weight: float, data: DataConfig) -> tuple[str, ...]:
     return () if weight == published_strength("mib", data.protocol) else (f"method.strength={weight}",)
 
 
-def figure_p(data: DataConfig) -> list[Experiment]:
+def figure_p(config: Config) -> list[Experiment]:
     shared = {DEFAULT_THIRTIETHS: mib(plus="altersgd"), PLAIN_THIRTIETHS: mib()}
     return [shared.get(p) or mib(f"phase.p={p}/30", plus="altersgd") for p in THIRTIETHS]
 
 
-def ablations(data: DataConfig) -> list[Experiment]:
+def ablations(config: Config) -> list[Experiment]:
     variants = [mib(*settings, plus="altersgd") for settings in ((), *VARIANTS)]
     return [*variants, mib(plus="consolidate")]
 
 
-def alternation(data: DataConfig) -> list[Experiment]:
+def alternation(config: Config) -> list[Experiment]:
     """AlterSGD and the control in pairs that differ in the flipped loss alone."""
-    weak = _strength(WEAK, data)
+    weak = _strength(WEAK, config.data)
     pairs = [*PAIRED, weak, *((*weak, setting) for setting in ("phase.momentum=off", "phase.lr=hold"))]
     return [mib(*settings, plus=phase) for settings in pairs for phase in ("altersgd", "consolidate")]
 
 
-def neighbours(data: DataConfig) -> list[Experiment]:
+def neighbours(config: Config) -> list[Experiment]:
     """Other roads to flat minima, and PLOP."""
     return [mib(), *(mib(plus=overlay) for overlay in NEIGHBOURS), method("plop")]
 
 
-TABLES: dict[str, Callable[[DataConfig], list[Experiment]]] = {
+def readings(config: Config) -> list[Experiment]:
+    """Every reading of the paper over p, its controls, and over lambda what table 3 and the corners of table 4 need."""
+    epochs, data = config.train.epochs_later, config.data
+    over_p = [_reading(reading, reading.share(p, epochs)) for p in SIXTHS for reading in READINGS]
+    controls = [
+        mib(*_share(reading.share(p, epochs)), plus=control)
+        for p in CONTROLLED_P
+        for reading in READINGS
+        for control in reading.controls
+    ]
+    lambdas = [_strength(weight, data) for weight in LAMBDAS]
+    lambdas += [(f"phase.lambda_a={a}", f"phase.lambda_b={b}") for a, b in CORNERS]
+    over_lambda = [
+        _reading(reading, reading.share(PUBLISHED_P, epochs), settings)
+        for settings in lambdas
+        for reading in READINGS
+    ]
+    plain = [mib(*_strength(weight, data)) for weight in LAMBDAS]
+    return list(dict.fromkeys([mib(), *over_p, *controls, *plain, *over_lambda]))
+
+
+def _reading(reading: Reading, p: Fraction, settings: tuple[str, ...] = ()) -> Experiment:
+    changes = [f"phase.{key}={value}" for key, value in reading.changes]
+    return mib(*settings, *_share(p), *changes, plus="altersgd")
+
+
+def _share(p: Fraction) -> tuple[str, ...]:
+    """In thirtieths where that is exact, so that figure-p has the same runs; nothing for the overlays' own."""
+    if p == Fraction(DEFAULT_THIRTIETHS, 30):
+        return ()
+    exact = (p * 30).denominator == 1
+    return (f"phase.p={p * 30}/30" if exact else f"phase.p={p.numerator}/{p.denominator}",)
+
+
+TABLES: dict[str, Callable[[Config], list[Experiment]]] = {
     "table1": table1,
     "table3": table3,
     "table4": table4,
     "figure-p": figure_p,
     "ablations": ablations,
     "alternation": alternation,
+    "readings": readings,
     "neighbours": neighbours,
 }
 
 
-def experiments_of(tables: Iterable[str], data: DataConfig) -> list[Experiment]:
+def experiments_of(tables: Iterable[str], config: Config) -> list[Experiment]:
     """Each once, in the order of the tables."""
-    return list(dict.fromkeys(experiment for table in tables for experiment in TABLES[table](data)))
+    return list(dict.fromkeys(experiment for table in tables for experiment in TABLES[table](config)))
 
 
 # ----------------------------------------------------------------------------------------------------------------- jobs

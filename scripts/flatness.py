@@ -134,10 +134,9 @@ class Subject:
     trained_norm: str
 
     def __post_init__(self) -> None:
-        phase = make_phase(
-            step=self.step.index, strength=self.config.method.strength, **self.config.phase.model_dump()
-        )
-        self.keep = phase.lambda_a
+        method, phase = self.config.method, self.config.phase.model_dump()
+        # An epoch of any length: the weights of normal training do not depend on it.
+        self.keep = make_phase(step=self.step.index, strength=method.strength, epoch=1, **phase).lambda_a
         self.parameters: list[Tensor] = [p for p in self.model.parameters() if p.requires_grad]
 
     @property

@@ -167,7 +167,7 @@ def list_jobs(
     overrides: Sequence[str],
 ) -> dict[Job, Config]:
     """Every job with its resolved config. `settings` are those that are not None, `overrides` the user's own."""
-    experiments = experiments_of(tables, load_config([preset.overlay], overrides).data)
+    experiments = experiments_of(tables, load_config([preset.overlay], overrides))
     taken = sorted({override.partition("=")[0] for override in overrides} & planned_keys(experiments))
     if taken:
         raise ConfigError(

@@ -126,8 +126,8 @@ def test_no_two_runs_of_all_tables_compute_the_same():
 
 
 def test_tables_share_runs_by_name():
-    data = load_config(["configs/voc/15-1.yaml"]).data
-    names = {table: {e.name for e in experiments_of([table], data)} for table in TABLES}
+    config = load_config(["configs/voc/15-1.yaml"])
+    names = {table: {e.name for e in experiments_of([table], config)} for table in TABLES}
     diagonal = {f"mib-altersgd{lam}" for lam in ("_lambda=1", "_lambda=10", "", "_lambda=1000")}
     assert names["table3"] & names["table4"] == diagonal
     assert names["figure-p"] & names["table1"] == {"mib", "mib-altersgd"}

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from data import Dataset
 from data.protocols import Step, protocol_steps
-from methods import Method, make_method, make_phase, make_update, penalise_confidence
+from methods import Method, make_method, make_update, penalise_confidence
 from metrics.health import FiniteGuard
 from models.parallel import Ranks, start_ranks, wrap
 from models.run_folder import RunFolder
@@ -94,9 +94,7 @@ class Trainee:
     def __init__(self, run: Run, model: Segmenter, teacher: Any, method: Any) -> None:
         config = run.config
         self.run, self.model, self.teacher, self.method = run, model, teacher, method
-        self.phase = make_phase(
-            step=run.steps[-1].index, strength=config.method.strength, **config.phase.model_dump()
-        )
+        self.phase = run.phase(run.steps[-1])
         self.update = make_update(step=run.steps[-1].index, **config.update.model_dump())
         self.optimizer = torch.optim.SGD(
             model.parameters(),
