@@ -91,14 +91,16 @@ FIGURE_P: dict[Fraction, tuple[float | str | None, ...]] = {
 DEFAULT_P = Fraction(25, 30)
 # fmt: on
 
-# What the paper leaves open, as keys of `phase` in the config; the first choice is the default.
-CHOICES = {
+# How the paper may be read and what it leaves open, as keys of `phase` in the config; the first choice is the default.
+READING = {"flip": ("seg", "all"), "every": ("iteration", "epoch")}
+OPEN: dict[str, tuple[Any, ...]] = {
     "momentum": ("keep", "reset", "off"),
     "batch": ("next", "same"),
     "weight_decay": ("always", "signed"),
     "lr": ("decay", "hold"),
     "from_step": (1, 0),
 }
+CHOICES = READING | OPEN
 
 # Row -> method.name and published lambda; the Joint row is fine-tuning on all classes at once.
 METHODS = {
@@ -113,7 +115,7 @@ METHODS = {
 }
 MIB_STRENGTH_15_1 = 100.0
 OTHERS = {"PLOP": ("plop", 0.01)}  # not in the paper
-PHASES = {"altersgd": "AlterSGD", "consolidate": "Consolidate"}
+PHASES = {"altersgd": "AlterSGD", "consolidate": "Consolidate", "pause": "Pause", "stop": "Stop"}
 
 
 # --------------------------------------------------------------------------------------------- which row a run belongs to
@@ -193,8 +195,21 @@ def _setting_of(config: Mapping[str, Any]) -> Setting:
     p = Fraction(phase["p"]).limit_denominator(1_000_000)
     if p == 1:
         return Setting(name, lambda_a, changes=changes)
-    changes += tuple((key, phase[key]) for key, choices in CHOICES.items() if phase[key] != choices[0])
+    if phase["name"] in ("pause", "stop"):
+        lambda_b = lambda_a
+    effective = _effective_choices(phase, lambda_a == lambda_b)
+    changes += tuple((key, phase[key]) for key in effective if phase[key] != CHOICES[key][0])
     return Setting(name, lambda_a, phase["name"], p, lambda_b, changes)
+
+
+def _effective_choices(phase: Mapping[str, Any], same_lambda: bool) -> list[str]:
+    """The keys of CHOICES that make a difference under this phase."""
+    if phase["name"] in ("pause", "stop"):  # nothing is updated there
+        return ["from_step"]
+    alike = same_lambda and (phase["batch"], phase["weight_decay"]) == ("next", "always")
+    if phase["name"] == "consolidate" and alike:  # its halves differ in nothing
+        return [key for key in CHOICES if key != "every"]
+    return list(CHOICES)
 
 
 def rows(protocol: str | None) -> dict[str, Setting]:

@@ -100,6 +100,12 @@ class Run:
             return None
         return statistics.geometric_mean(end / boundary for end, boundary in pairs)
 
+    def logged_flatness(self, figure: str, place: str) -> float | None:
+        """What run.flatness logged at a place of the steps after step 0: their geometric mean, None unless all have it."""
+        values = [step.get("flatness", {}).get(place, {}).get(figure) for step in self.results["steps"][1:]]
+        known = [value for value in values if value is not None and value > 0]
+        return statistics.geometric_mean(known) if known and len(known) == len(values) else None
+
     @property
     def iteration_time(self) -> float | None:
         """Of one picture, MiB's = 1, as far as `scripts.benchmark updates` left its figures in the folder of the runs."""

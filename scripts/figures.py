@@ -15,8 +15,10 @@ from models.run_folder import RunError
 from scripts import plotting
 from scripts.layouts import Image
 from scripts.plotting import Axes, Figure, pyplot
+from scripts.readings import READINGS
 from scripts.report_cells import KEYS, name
-from scripts.report_tables import altersgd, consolidate, groups, mib, over_lambda, shares
+from scripts.report_readings import epochs, over_p
+from scripts.report_tables import altersgd, consolidate, groups, mib, over_lambda, paper_header, shares
 
 # Distinct to the colour-blind (after Okabe and Ito); what a report is about has the strongest colours.
 # fmt: off
@@ -33,6 +35,7 @@ STYLE = plotting.STYLE | {
     "text.parse_math": False,
 }
 # fmt: on
+READING_COLOURS = ("#0072B2", "#56B4E9", "#E69F00", "#D55E00")
 GROUP_COLOURS = ("#0072B2", "#D55E00", "#000000")  # old, new, all
 MOST_LABELS = 40  # classes that are named in a heat map
 MOST_PANELS = 6  # in a row
@@ -172,6 +175,38 @@ def lambda_figure(runs: Collection) -> Figure:
     return figure
 
 
+def readings_figure(runs: Collection) -> Figure | None:
+    """A panel per group, a curve per reading over p, and the paper's points."""
+    curves = {reading: over_p(runs, reading) for reading in READINGS}
+    if not any(
+        setting in runs.cells for settings in curves.values() for p, setting in settings.items() if p < 1
+    ):
+        return None
+    figure, axes = pyplot.subplots(1, 3, figsize=(10.4, 3.7), layout="constrained")
+    looks = zip(READING_COLOURS, "osDv", ("-", "-", "--", "--"), strict=True)
+    for (reading, settings), (colour, marker, line) in zip(curves.items(), looks, strict=True):
+        same = runs.on_shared_seeds(settings.values())
+        shares = {float(reading.share(p, epochs(runs))): _spreads(same, s) for p, s in settings.items()}
+        for number, axis in enumerate(axes):
+            known = {x: spreads[number] for x, spreads in shares.items() if spreads[number].mean is not None}
+            values, bars = [s.mean for s in known.values()], [s.deviation or 0.0 for s in known.values()]
+            look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 5, "linestyle": line}
+            axis.errorbar(list(known), values, yerr=bars, capsize=2.5, label=reading.name, **look)
+    for number, axis in enumerate(axes):
+        points = {float(p): values[number] for p, values in paper.FIGURE_P.items()}
+        printed = {p: 0.0 if isinstance(v, str) else v for p, v in points.items() if v is not None}
+        look = {"color": "black", "marker": "*", "markersize": 9, "markerfacecolor": "white"}
+        axis.plot(list(printed), list(printed.values()), linestyle="none", label=paper_header(runs), **look)
+        axis.set(xlabel="p", ylim=(-1, None), title=groups(runs)[number])
+    axes[0].set_ylabel("mIoU, %")
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
+    return figure
+
+
+def _papers_points(runs: Collection) -> str:
+    return "paper" if paper.is_papers(runs.reference.config) else f"paper ({paper.SETTING_IN_WORDS})"
+
+
 # section -> file name -> caption and how it is drawn
 FIGURES: dict[str, dict[str, tuple[str, Callable[[Collection], Figure | None]]]] = {
     "table1": {
@@ -179,6 +214,9 @@ FIGURES: dict[str, dict[str, tuple[str, Callable[[Collection], Figure | None]]]]
         "classes": ("IoU of each class after each step, mean over seeds.", classes_figure),
     },
     "table3": {"lambda": ("mIoU over λ; bars: standard deviation over seeds.", lambda_figure)},
+    "readings": {
+        "readings": ("mIoU over p in four readings; bars: standard deviation over seeds.", readings_figure)
+    },
     "figure-p": {
         "p": ("mIoU over p; bars: standard deviation over seeds. Paper: what its text gives.", p_figure)
     },

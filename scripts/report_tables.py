@@ -21,6 +21,7 @@ from metrics.summary import (
     machine_differences,
     spread,
 )
+from scripts import report_readings
 from scripts.layouts import EMPTY, Section, Table
 from scripts.report_cells import (
     KEYS,
@@ -49,12 +50,7 @@ CONTRADICTION = (
 )
 # Each choice that the paper leaves open alone, and what its theorem supposes. Step 0 stays shared, as in the paper.
 ABLATIONS: list[dict[str, Any]] = [
-    *(
-        {key: choice}
-        for key, choices in paper.CHOICES.items()
-        for choice in choices[1:]
-        if key != "from_step"
-    ),
+    *({key: choice} for key, choices in paper.OPEN.items() for choice in choices[1:] if key != "from_step"),
     {"momentum": "off", "batch": "same", "lr": "hold"},
 ]
 SEEDS_IN_BRACKETS = "In brackets: the number of seeds."
@@ -95,7 +91,10 @@ def ablations(runs: Collection) -> list[Setting]:
     ran = [
         s
         for s in runs.cells
-        if (s.method, s.lambda_a, s.lambda_b, s.p) == common and s.changes and not s.beside
+        if (s.method, s.lambda_a, s.lambda_b, s.p) == common
+        and s.changes
+        and not s.beside
+        and not paper.READING.keys() & dict(s.changes).keys()
     ]
     return wanted + [s for s in ran if s not in wanted]
 
@@ -413,6 +412,15 @@ def table_neighbours(runs: Collection) -> Section:
     return Section("neighbours", "Neighbours of AlterSGD", tables, notes, missing(runs, settings))
 
 
+def table_readings(runs: Collection) -> Section:
+    """The four readings of the paper, with a scoreboard."""
+    if report_readings.ran(runs):
+        absent = [line for wanted in report_readings.wanted(runs) for line in missing(runs, wanted)]
+    else:
+        absent = ["every reading but the default, and their controls"]
+    return report_readings.section(runs, groups(runs), paper_header(runs), [NOT_CORRECTED], absent)
+
+
 # --------------------------------------------------------------------------------------------------------------------- helpers
 
 
@@ -460,6 +468,7 @@ SECTIONS: dict[str, Callable[[Collection], Section]] = {
     "figure-p": table_p,
     "ablations": table_ablations,
     "alternation": table_alternation,
+    "readings": table_readings,
     "differences": table_differences,
     "neighbours": table_neighbours,
     "forgetting": table_forgetting,

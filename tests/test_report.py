@@ -435,7 +435,7 @@ def test_the_page_is_whole_and_loads_nothing(written):
     assert not page.tags & {"script", "link", "iframe", "object"}
     assert page.targets and all(target.startswith("#") for target in page.targets)
     assert all(f'id="{target[1:]}"' in text for target in page.targets)
-    assert len(page.sources) == 4  # steps, classes, lambda, p
+    assert len(page.sources) == 5  # steps, classes, lambda, p, readings
     assert "url(" not in text and "@import" not in text and "http" not in re.sub(r'src="[^"]*"', "", text)
     for source in page.sources:
         kind, data = source.split(",", 1)
@@ -449,14 +449,14 @@ def test_the_same_runs_give_the_same_bytes(runs, written, tmp_path):
     assert (tmp_path / "figures/p.svg").read_bytes() == (written / "figures/p.svg").read_bytes()
     names = sorted(str(path.relative_to(written)) for path in written.rglob("*.*"))
     assert names == [
-        *(f"figures/{name}.svg" for name in ("classes", "lambda", "p", "steps")),
+        *(f"figures/{name}.svg" for name in ("classes", "lambda", "p", "readings", "steps")),
         *("report.html", "report.md", "report.tex"),
     ]
 
 
 def test_figures_named_in_the_markdown_exist(written):
     linked = re.findall(r"\]\((\S+)\)", (written / "report.md").read_text(encoding="utf-8"))
-    assert len(linked) == 4 and all((written / place).is_file() for place in linked)
+    assert len(linked) == 5 and all((written / place).is_file() for place in linked)
 
 
 def test_markdown_tables_have_equal_rows(written):
