@@ -139,10 +139,10 @@ def readings(config: Config) -> list[Experiment]:
     epochs, data = config.train.epochs_later, config.data
     over_p = [_reading(reading, reading.share(p, epochs)) for p in SIXTHS for reading in READINGS]
     controls = [
-        mib(*_share(reading.share(p, epochs)), plus=control)
+        mib(*_share(share), plus=phase)
         for p in CONTROLLED_P
         for reading in READINGS
-        for control in reading.controls
+        for phase, share in reading.controls(p, epochs)
     ]
     lambdas = [_strength(weight, data) for weight in LAMBDAS]
     lambdas += [(f"phase.lambda_a={a}", f"phase.lambda_b={b}") for a, b in CORNERS]

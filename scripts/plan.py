@@ -141,12 +141,15 @@ class Run:
     def passes(self, first: int = 0) -> int:
         """Epochs x pictures x gradient evaluations per update, of its own steps from the `first` on."""
         assert self.sizes is not None
-        train, update = self.config.train, self.config.update
+        train, update, phase = self.config.train, self.config.update, self.config.phase
         evaluations = UPDATES[update.name].evaluations
         return sum(
-            (train.epochs if step == 0 else train.epochs_later)
-            * self.sizes[step]
-            * (evaluations if step >= update.from_step else 1)
+            round(
+                (train.epochs if step == 0 else train.epochs_later)
+                * self.sizes[step]
+                * (evaluations if step >= update.from_step else 1)
+                * (phase.p if phase.name == "stop" and step >= phase.from_step else 1)
+            )
             for step in self._own_steps
             if step >= first
         )

@@ -14,11 +14,11 @@ CORNERS = ((1, 1000), (100, 1), (100, 1000), (10, 100))  # (lambda_a, lambda_b) 
 
 @dataclass(frozen=True)
 class Reading:
-    """`changes` are the keys of `phase` that differ from the default, `controls` the phases without its second order."""
+    """`changes` are the keys of `phase` that differ from the default, `without` the phases that lack its second order."""
 
     name: str
     changes: tuple[tuple[str, str], ...]
-    controls: tuple[str, ...]
+    without: tuple[str, ...]
 
     @property
     def by_epoch(self) -> bool:
@@ -27,6 +27,19 @@ class Reading:
     def share(self, p: Fraction, epochs: int) -> Fraction:
         """The p at which this reading is tried for the paper's `p`, in steps of `epochs` epochs."""
         return ending_on_a_descent(p, epochs) if self.by_epoch and p < 1 else p
+
+    def controls(self, p: Fraction, epochs: int) -> list[tuple[str, Fraction]]:
+        """Phases and shares of the controls for the paper's `p`.
+
+        Where whole epochs of all of L cancel, an odd number of them leaves one descent: these controls also train for that one.
+        """
+        share = self.share(p, epochs)
+        shares = (
+            [share, share + Fraction(1, epochs)]
+            if self.by_epoch and ("flip", "all") in self.changes
+            else [share]
+        )
+        return [(phase, s) for s in shares for phase in self.without]
 
 
 READINGS = (

@@ -49,8 +49,9 @@ def setting_of(
     )
 
 
-def control_of(runs: Collection, reading: Reading, p: Fraction, phase: str) -> Setting:
-    return paper.alternating(mib(runs), phase=phase, p=reading.share(p, epochs(runs)))
+def controls_of(runs: Collection, reading: Reading, p: Fraction) -> list[Setting]:
+    controls = reading.controls(p, epochs(runs))
+    return [paper.alternating(mib(runs), phase=phase, p=share) for phase, share in controls]
 
 
 def over_p(runs: Collection, reading: Reading) -> dict[Fraction, Setting]:
@@ -68,7 +69,7 @@ def wanted(runs: Collection) -> tuple[dict[str, Setting], dict[str, Setting]]:
     settings, lambdas = [mib(runs)], [mib(runs, x) for x in paper.LAMBDAS]
     for reading in READINGS:
         settings += over_p(runs, reading).values()
-        settings += [control_of(runs, reading, p, c) for p in CONTROLLED_P for c in reading.controls]
+        settings += [control for p in CONTROLLED_P for control in controls_of(runs, reading, p)]
         lambdas += over_lambda(runs, reading).values()
     others = [setting for setting in lambdas if setting not in settings]
     return {name(runs, s): s for s in settings}, {name(runs, s): s for s in others}
@@ -210,6 +211,10 @@ def scoreboard(runs: Collection) -> Table:
 # --------------------------------------------------------------------------------------------------------- the other tables
 
 
+def phase_and_share(setting: Setting) -> str:
+    return "MiB" if setting.p == MIB else f"{paper.PHASES[setting.phase]}, p {show_share(setting.p)}"
+
+
 def show_share(p: Fraction) -> str:
     return f"{p.numerator}/{p.denominator}"
 
@@ -241,10 +246,9 @@ def table_controls(runs: Collection, groups: Sequence[str]) -> Table:
     for reading in READINGS:
         for p in CONTROLLED_P:
             setting = setting_of(runs, reading, p)
-            for phase in (*reading.controls, None):
-                control = mib(runs) if phase is None else control_of(runs, reading, p, phase)
+            for control in (*controls_of(runs, reading, p), mib(runs)):
                 pairs = [difference(runs, setting, control, key) for key in KEYS]
-                row = [reading.name, show_share(setting.p), name(runs, control).split(",")[0]]
+                row = [reading.name, show_share(setting.p), phase_and_share(control)]
                 row.append(str(max(len(pair.values) for pair in pairs)))
                 rows.append(row + [text for pair in pairs for text in (listed(pair), p_value(pair))])
     return Table(
@@ -258,10 +262,7 @@ def table_controls(runs: Collection, groups: Sequence[str]) -> Table:
 def table_of_controls(runs: Collection, groups: Sequence[str]) -> Table:
     """The controls' own figures."""
     settings = [
-        control_of(runs, reading, p, c)
-        for p in CONTROLLED_P
-        for reading in READINGS
-        for c in reading.controls
+        control for p in CONTROLLED_P for reading in READINGS for control in controls_of(runs, reading, p)
     ]
     settings = sorted(dict.fromkeys(settings), key=lambda s: (-s.p, s.phase))
     rows = [[paper.PHASES[s.phase], show_share(s.p), *means(runs, s)] for s in settings]
@@ -290,10 +291,10 @@ def table_curvature(runs: Collection) -> list[Table]:
         for s in [setting_of(runs, reading, p) for p in CONTROLLED_P]
     }
     settings |= {
-        f"{paper.PHASES[s.phase]}, p {show_share(s.p)}": s
+        phase_and_share(s): s
         for p in CONTROLLED_P
         for reading in READINGS
-        for s in [control_of(runs, reading, p, c) for c in reading.controls]
+        for s in controls_of(runs, reading, p)
     }
     rows: list[list[str]] = []
     rules: list[int] = []
