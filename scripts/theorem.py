@@ -1,9 +1,11 @@
 """Theorem 1 of AlterSGD, measured: how far a descent and an ascent move the weights, and how far the theorem says they do.
 
     python -m scripts.theorem docs/theorem.png
+    python -m scripts.theorem docs/theorem.png --epoch docs/theorem_epoch.png
 
 A small tanh network in double precision, six learning rates; the slope of the error in log-log says which order of eta is left.
-As the theorem has it, and with what training adds to it: another batch in the ascent, momentum. docs/flatness.md explains.
+As the theorem has it, and with what training adds to it: another batch in the ascent, momentum.
+With --epoch also for an epoch of descents and one of ascents (scripts/theorem_epoch.py). docs/flatness.md explains.
 """
 
 import argparse
@@ -12,13 +14,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from methods.altersgd import AlterSGD
 from metrics import flatness
 from metrics.tables import format_table
+from scripts.theorem_epoch import log_slope, small_network, theorem_epoch
 
 ETAS = [1e-2 * 2**-k for k in range(6)]
 SETTLED = 100  # pairs after which 0.9^(2 pairs) no longer shows
@@ -31,7 +33,11 @@ def main(arguments: list[str]) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("picture", type=Path, help="draw it here (.png)")
-    print(theorem(parser.parse_args(arguments).picture))
+    parser.add_argument("--epoch", type=Path, metavar="PICTURE", help="measure whole epochs too (.png)")
+    given = parser.parse_args(arguments)
+    print(theorem(given.picture))
+    if given.epoch:
+        print(f"\n{theorem_epoch(given.epoch)}")
     return 0
 
 
@@ -62,7 +68,7 @@ LOOKS = (
 def pair_of_steps(eta: float, variant: Variant) -> tuple[Tensor, Tensor]:
     """How far a descent and an ascent move a tanh network, and -(eta^2 / 2) grad ||grad L||^2, which Theorem 1 predicts."""
     torch.manual_seed(0)
-    net = nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
+    net = small_network()
     inputs, targets = torch.randn(2, 16, 3, dtype=torch.float64), torch.randint(3, (2, 16))
     parameters = list(net.parameters())
 
@@ -92,7 +98,7 @@ def pair_errors(variant: Variant) -> list[float]:
 
 def slope(errors: Sequence[float]) -> float:
     """Of the straight line through the errors in log-log."""
-    return float(np.polyfit(np.log(ETAS), np.log(errors), 1)[0])
+    return log_slope(ETAS, errors)
 
 
 def theorem(path: Path) -> str:
