@@ -39,6 +39,7 @@ from data.index import build_index, content_digest
 from data.loaders import iterations_per_epoch, micro_batch_size, test_loader, train_loader
 from data.protocols import PROTOCOLS, Step, configured_steps
 from data.transforms import normalise, test_transform, train_transform
+from engine.probe import Probe, places_of
 from methods import (
     METHODS,
     PHASES,
@@ -80,7 +81,7 @@ from models.parallel import (
 )
 from models.pretrained import WeightsError, load_body_weights
 from models.run_folder import RunError, RunFolder, read_results
-from models.segmenter import BODIES, Output, Segmenter, build_segmenter, rebuild_segmenter
+from models.segmenter import BODIES, Output, Segmenter, build_segmenter
 from scripts.terminal import exit_with
 
 STOPPED_BY_SIGNAL = 75
@@ -324,14 +325,27 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
         run, step, iterations=range(done + 1, last + 1), batch_of=partial(phase.batch_of, total=total)
     )
     student, batches, guard = wrap(model, ranks), iter(loader), FiniteGuard()
-    boundary = AlterSGD(config.phase.p).boundary(total)
-    run.board.open(at=run.iterations_before(step) + done + 1)
+    probe = Probe(
+        config,
+        ranks.device,
+        run.dataset,
+        run.steps,
+        step,
+        train_images=run.train_pictures[step.index],
+        test_classes=run.test_classes,
+        teacher=teacher,
+        method=method,
+        keep=phase.lambda_a,
+        places=places_of(config, step, epoch=run.epoch(step), total=total, last=last),
+    )
+    offset = run.iterations_before(step)
+    run.board.open(at=offset + done + 1)
     progress = Progress(
         run.board,
         title=f"step {step.index}/{len(run.steps) - 1}",
         total=last,
         done=done,
-        offset=run.iterations_before(step),
+        offset=offset,
         batch_size=config.train.batch_size,
         quiet=not ranks.is_main,
         boundary=phase.boundary(total),
@@ -356,9 +370,11 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
             with torch.no_grad():
                 terms = evaluate_objective(weights, backward=False)
         guard.watch(iteration, terms)
-        if run.config.run.flatness and step.index > 0 and iteration in (boundary, last):
-            name, began = "end" if iteration == last else "boundary", time.monotonic()
-            measured[name] = measure_flatness(run, step, model, teacher, method, iteration)
+        if place := probe.places.get(iteration):
+            began = time.monotonic()
+            measured[place] = probe(model)
+            figures = {f"flatness/{name}": value for name, value in measured[place].items()}
+            run.board.scalars(figures, offset + iteration)
             started += time.monotonic() - began  # no cost of the method
 
         save_now = config.run.checkpoint_every > 0 and iteration % config.run.checkpoint_every == 0
@@ -537,49 +553,6 @@ def ask(run: Run, teacher: Segmenter, images: Tensor) -> Output:
 def autocast(run: Run) -> torch.autocast:
     dtype = AMP_DTYPES[run.config.train.amp]
     return torch.autocast(run.ranks.device.type, dtype, enabled=dtype is not None)
-
-
-def measure_flatness(
-    run: Run, step: Step, model: Segmenter, teacher: Segmenter | None, method: Method, iteration: int
-) -> dict[str, float | None]:
-    """Squared gradient norm and largest Hessian eigenvalue of l_seg, norms in eval, on a few pictures of the step.
-
-    Without CPR's term, so that runs can be compared. Nothing that training uses is touched, the random numbers neither.
-    """
-    if not run.ranks.is_main:
-        return {}
-    from metrics import flatness  # late: scipy takes its time
-
-    config = run.config
-    network = config.model.architecture | {"norm": "abn"}  # twice differentiable, the same weights
-    with torch.random.fork_rng(devices=[]):  # the first weights, which are replaced at once
-        sizes = [classifier.out_channels for classifier in model.classifiers]
-        twin = rebuild_segmenter(network, sizes, model.state_dict())
-    twin = memory_format(run, twin.to(run.ranks.device)).eval()
-    judge = make_method(config.method.name, config.method.cross_entropy, config.method.options, "plain")
-    judge.begin_step(twin, step)
-    judge.load_state_dict(method.state_dict())
-    data = StepDataset(
-        [run.dataset.train[i] for i in run.train_pictures[step.index][: config.run.flatness]],
-        train_table(step, config.data.mode, config.data.void),
-        test_transform(config.data.crop),
-    )
-    images, labels = map(torch.stack, zip(*(data[0, i] for i in range(len(data))), strict=True))
-    images, labels = to_device(run, images), labels.to(run.ranks.device).long()
-    if teacher is not None:
-        with torch.no_grad():
-            labels = judge.targets(labels, teacher(images))
-
-    def loss(_: None) -> Tensor:
-        return judge.segmentation_loss(twin(images).logits, labels)
-
-    parameters = list(twin.parameters())
-    norm, _ = flatness.gradient_norms(loss, [None], parameters)
-    top = flatness.top_eigenvalues(loss, [None], parameters, 1, tolerance=0.01)
-    figures = {"squared_gradient_norm": norm, "top_eigenvalue": top[0] if top else None}
-    at = run.iterations_before(step) + iteration
-    run.board.scalars({f"flatness/{name}": value for name, value in figures.items()}, at)
-    return figures
 
 
 def evaluate(run: Run, step: Step, model: Segmenter) -> ConfusionMatrix:

@@ -28,6 +28,11 @@ def layout(old: Sequence[str], new: Sequence[str]) -> dict[str, dict[str, list]]
             if names
         }
 
+    def flatness(prefix: str) -> dict[str, list]:
+        """As engine.probe names its figures."""
+        names = ("loss", "squared_gradient_norm", "top_eigenvalue")
+        return {name: lines(f"flatness/{prefix}{name}") for name in names}
+
     return {
         "mIoU after each step, without background": {
             group: lines(f"by_step/miou/{group}") for group in ("old", "new", "all")
@@ -46,9 +51,9 @@ def layout(old: Sequence[str], new: Sequence[str]) -> dict[str, dict[str, list]]
             "lambda": lines("phase/keep"),
             "learning rate": lines("lr"),
         },
-        "Flatness where the phase begins and where a step ends (run.flatness)": {
-            name: lines(f"flatness/{name}") for name in ("squared_gradient_norm", "top_eigenvalue")
-        },
+        "Flatness of l_seg (run.flatness)": flatness(""),
+        "Flatness of l_seg + lambda R (run.flatness)": flatness("objective_"),
+        "Flatness on test images of old classes (run.flatness)": flatness("old_"),
         "IoU after each step": per_class("by_step/iou"),
         "Forgetting after each step": {
             "mean, and backward transfer": lines("by_step/forgetting_mean", "by_step/transfer/backward"),

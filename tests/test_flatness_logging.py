@@ -1,66 +1,89 @@
-"""run.flatness: gradient norm and curvature inside a training, which must not notice."""
+"""run.flatness: loss, gradient norm and curvature inside a training, which must not notice."""
 
 import json
+import math
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+import torch.multiprocessing as multiprocessing
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+from test_distributed import free_port, train_rank
 from test_resume import NEVER, run_until, stop_and_go
+from torch import Tensor
 
 import train
 from data import load_dataset
+from data.dataset import Picture
 from data.incremental import StepDataset, train_table
 from data.protocols import Step
 from data.transforms import normalise, test_transform
-from methods import make_method
+from engine.probe import figures_of, places_of
+from methods import losses, make_phase
 from metrics import flatness
+from metrics.shown import layout
+from metrics.summary import Run
 from models import checkpoint
+from models.segmenter import Segmenter
 
-PICTURES, FIGURES = 3, ("squared_gradient_norm", "top_eigenvalue")
-OPTIONS = ("method.name=mib", "phase.name=altersgd", "phase.p=0.5", f"run.flatness={PICTURES}")
+IMAGES = 3
+NAMES = ("loss", "squared_gradient_norm", "top_eigenvalue")
+FIGURES = {prefix + name for prefix in ("", "objective_", "old_") for name in NAMES}
+OPTIONS = (
+    *("method.name=mib", "phase.name=altersgd", "phase.p=0.5", "phase.flip=all", f"run.flatness={IMAGES}"),
+    *(
+        "phase.lambda_a=7",
+        "phase.lambda_b=3",
+        "data.unseen=background",
+    ),  # of which only lambda_a matters here
+)
 ITERATIONS = {0: 4, 1: 4}  # of the toy's steps
+OLD_TEST = (0, 3, 4)  # spread over the test images with class 1 or 2, which are 0, 2, 3 and 4
 
 
 def steps_of(run: Path) -> list[dict]:
     return json.loads((run / "results.json").read_text())["steps"]
 
 
-def weights_of(run: Path, step: int = 1) -> dict[str, torch.Tensor]:
+def weights_of(run: Path, step: int = 1) -> dict[str, Tensor]:
     return checkpoint.load(run / f"step_{step}.pt")["model"]
 
 
-def measured_by_hand(run: Path, root: Path, cross_entropy: str = "all") -> dict[str, float]:
-    """From the saved model, on the pictures of step 1 that come first: those with class 3 and no later one."""
-    model, _ = checkpoint.load_segmenter(run / "step_1.pt", norm="abn")
-    model.eval()
-    method, step = make_method("mib", cross_entropy), Step(1, (1, 2), (3,))
-    method.begin_step(model, step)
-    pictures = load_dataset("voc", root).train[8 : 8 + PICTURES]  # as the fixture toy_voc made them
-    data = StepDataset(pictures, train_table(step, "disjoint", "background"), test_transform(32))
-    images, labels = zip(*(data[0, i] for i in range(PICTURES)), strict=True)
-    batch = normalise(torch.stack(images), torch.get_default_dtype()), torch.stack(labels).long()
+def model_of(run: Path, step: int = 1) -> Segmenter:
+    return checkpoint.load_segmenter(run / f"step_{step}.pt", norm="abn")[0].eval()
 
-    def loss(batch) -> torch.Tensor:
-        return method.segmentation_loss(model(batch[0]).logits, batch[1])
 
+def read(pictures: Sequence[Picture], table: np.ndarray) -> tuple[Tensor, Tensor]:
+    data = StepDataset(pictures, table, test_transform(32))
+    images, labels = zip(*(data[0, i] for i in range(len(data))), strict=True)
+    return normalise(torch.stack(images), torch.get_default_dtype()), torch.stack(labels).long()
+
+
+def training_images(root: Path) -> tuple[Tensor, Tensor]:
+    """Of step 1 those that come first: with class 3 and no later one."""
+    pictures = load_dataset("voc", root).train[8 : 8 + IMAGES]
+    return read(pictures, train_table(Step(1, (1, 2), (3,)), "disjoint", "background"))
+
+
+def assert_measured(figures: dict, prefix: str, model: Segmenter, loss: Callable[[], Tensor]) -> None:
+    """The figures with this prefix are those of the loss at the saved model."""
     parameters = list(model.parameters())
-    return {
-        "squared_gradient_norm": flatness.gradient_norms(loss, [batch], parameters)[0],
-        "top_eigenvalue": flatness.top_eigenvalues(loss, [batch], parameters, 1)[0],
-    }
+    norm, _ = flatness.gradient_norms(lambda _: loss(), [None], parameters)
+    top = flatness.top_eigenvalues(lambda _: loss(), [None], parameters, 1)
+    assert figures[f"{prefix}loss"] == pytest.approx(loss().item(), rel=1e-4)
+    assert figures[f"{prefix}squared_gradient_norm"] == pytest.approx(norm, rel=1e-3)
+    assert figures[f"{prefix}top_eigenvalue"] == pytest.approx(top[0], rel=0.02)
 
 
-def test_figures_at_the_boundary_and_the_end(toy_arguments, toy_voc, tmp_path):
-    assert train.main(toy_arguments(*OPTIONS)) == 0
-    run = tmp_path / "runs/run"
+def test_figures_at_the_boundary_and_the_end(toy_run):
+    run = toy_run(*OPTIONS)
     first, last = steps_of(run)
     assert "flatness" not in first  # step 0 has no phase to look for
     found = last["flatness"]
-    assert list(found) == ["boundary", "end"] and found["boundary"] != found["end"]
-    by_hand = measured_by_hand(run, toy_voc)
-    assert found["end"]["squared_gradient_norm"] == pytest.approx(by_hand["squared_gradient_norm"], rel=1e-3)
-    assert found["end"]["top_eigenvalue"] == pytest.approx(by_hand["top_eigenvalue"], rel=0.02)
+    assert list(found) == ["boundary", "end"] and all(set(figures) == FIGURES for figures in found.values())
+    assert all(found["boundary"][name] != found["end"][name] for name in FIGURES)
     assert checkpoint.load(run / "step_1.pt")["costs"]["flatness"] == found
     events = EventAccumulator(str(run)).Reload()
     for name in FIGURES:
@@ -70,14 +93,125 @@ def test_figures_at_the_boundary_and_the_end(toy_arguments, toy_voc, tmp_path):
             boundary: pytest.approx(found["boundary"][name]),
             end: pytest.approx(found["end"][name]),
         }
+    tags = [tag for charts in layout([], []).values() for _, tags in charts.values() for tag in tags]
+    assert {f"flatness/{name}$" for name in FIGURES} == {tag for tag in tags if tag.startswith("flatness/")}
+    summary = Run(run, json.loads((run / "results.json").read_text()), "run")
+    change = found["end"]["top_eigenvalue"] / found["boundary"]["top_eigenvalue"]
+    assert summary.change_at_the_end("top_eigenvalue") == pytest.approx(change)
 
 
-@pytest.mark.parametrize(("p", "places"), [("1", ["end"]), ("0", ["end"]), ("0.75", ["boundary", "end"])])
+@pytest.mark.parametrize("prefix", ["", "objective_"])
+def test_figures_of_training_images(prefix, toy_run, toy_voc):
+    run = toy_run(*OPTIONS)
+    model, teacher = model_of(run), model_of(run, step=0)
+    images, labels = training_images(toy_voc)
+    keep = 7 if prefix else 0  # phase.lambda_a, whatever ascents and method.strength say
+
+    def loss() -> Tensor:
+        logits = model(images).logits
+        with torch.no_grad():
+            old_logits = teacher(images).logits
+        segmentation = losses.unbiased_cross_entropy(logits, labels, num_old=3)
+        return segmentation + keep * losses.unbiased_distillation(logits, old_logits)
+
+    assert_measured(steps_of(run)[1]["flatness"]["end"], prefix, model, loss)
+
+
+def test_figures_of_old_test_images(toy_run, toy_voc):
+    run = toy_run(*OPTIONS)
+    model, test = model_of(run), load_dataset("voc", toy_voc).test
+    images, masks = read([test[i] for i in OLD_TEST], np.arange(256, dtype=np.uint8))
+    counted = masks <= 2  # background and the classes 1 and 2; not 3, which is new, and not void
+    assert (masks == 3).any() and (masks == 255).any()
+
+    def loss() -> Tensor:
+        log_p = model(images).logits.log_softmax(dim=1)
+        assert log_p.shape[1] == 4  # the new class competes
+        return -log_p.gather(1, masks.clamp(max=2).unsqueeze(1)).squeeze(1)[counted].mean()
+
+    assert_measured(steps_of(run)[1]["flatness"]["end"], "old_", model, loss)
+
+
 @pytest.mark.slow
-def test_plain_training_is_measured_at_the_same_places(p, places, toy_arguments, tmp_path):
-    options = ("method.name=mib", "phase.name=descent", f"phase.p={p}", "run.flatness=1")
-    assert train.main(toy_arguments(*options)) == 0
-    assert list(steps_of(tmp_path / "runs/run")[1]["flatness"]) == places
+def test_objective_of_ewc_has_its_penalty(toy_run, toy_voc):
+    run = toy_run(*OPTIONS, "method.name=ewc")
+    model, before = model_of(run), checkpoint.load(run / "step_0.pt")
+    omega = before["methods"]["ewc"]["omega"]
+    images, labels = training_images(toy_voc)
+
+    def loss() -> Tensor:
+        now = dict(model.named_parameters())
+        penalty = sum((omega[name] * (now[name] - before["model"][name]).square()).sum() for name in omega)
+        return losses.cross_entropy(model(images).logits, labels) + 7 * penalty
+
+    figures = steps_of(run)[1]["flatness"]["end"]
+    assert_measured(figures, "objective_", model, loss)
+    assert figures["objective_loss"] > figures["loss"]  # the penalty is not always zero
+
+
+@pytest.mark.slow
+def test_without_a_retention_term_there_is_no_objective(toy_arguments, tmp_path):
+    assert train.main(toy_arguments(*OPTIONS, "method.name=ft")) == 0
+    for figures in steps_of(tmp_path / "runs/run")[1]["flatness"].values():
+        assert set(figures) == {*NAMES, *(f"old_{name}" for name in NAMES)}
+
+
+@pytest.mark.parametrize(
+    ("options", "places"),
+    {
+        "p=0.5": {6: "boundary", 12: "end"},
+        "p=1": {12: "end"},
+        "p=0 name=descent": {0: "boundary", 12: "end"},  # there is no iteration 0
+        "p=0.25 every=epoch": {3: "boundary", 6: "half 1", 9: "half 2", 12: "end"},
+        "p=0.25 every=5": {3: "boundary", 8: "half 1", 12: "end"},
+        "p=0.25 every=9": {3: "boundary", 12: "end"},
+        "p=0.25 every=4 name=consolidate": {3: "boundary", 7: "half 1", 11: "half 2", 12: "end"},
+        "p=0.25 every=5 name=pause": {3: "boundary", 8: "half 1", 12: "end"},
+        "p=0.25 every=5 name=descent": {3: "boundary", 8: "half 1", 12: "end"},
+        "p=0.25 every=2 name=stop": {3: "end"},
+    }.items(),
+)
+def test_places(options, places, toy_arguments):
+    options = ("phase.name=altersgd", *(f"phase.{option}" for option in options.split()))
+    config = train.read_config(toy_arguments(*options, "run.flatness=1"))
+    phase = make_phase(step=1, strength=1.0, epoch=3, **config.phase.model_dump())
+    length = {"epoch": 3, "total": 12, "last": phase.last_iteration(12)}
+    assert places_of(config, Step(1, (1,), (2,)), **length) == places
+    assert places_of(config, Step(0, (), (1,)), **length) == {}
+    config = train.read_config(toy_arguments(*options, "run.flatness=0"))
+    assert places_of(config, Step(1, (1,), (2,)), **length) == {}
+
+
+@pytest.mark.slow
+def test_every_place_sees_the_model_as_it_stands_there(toy_arguments, tmp_path):
+    """The first half descends, so up to iteration 4 of 8 all of these are one training."""
+    found = {}
+    for name, phase in {
+        "halves": ("phase.name=altersgd", "phase.p=0.25", "phase.every=epoch"),
+        "pause": ("phase.name=pause", "phase.p=0.5", "phase.every=3"),
+        "stop": ("phase.name=stop", "phase.p=0.5", "phase.every=2"),
+    }.items():
+        options = (
+            "method.name=ft",
+            "phase.flip=seg",
+            "train.batch_size=2",
+            *phase,
+        )  # epochs of two iterations
+        assert train.main(toy_arguments(*OPTIONS, *options, name=name)) == 0
+        found[name] = steps_of(tmp_path / "runs" / name)[1]["flatness"]
+    halves, pause, stop = found.values()
+    assert list(halves) == ["boundary", "half 1", "half 2", "end"]
+    assert list(pause) == ["boundary", "half 1", "end"] and list(stop) == ["end"]
+    assert halves["half 1"] == pause["boundary"] == stop["end"]
+    assert len({figures["loss"] for figures in halves.values()}) == 4
+    assert pause["half 1"]["loss"] != pause["end"]["loss"]  # the statistics of the norms move
+
+
+def test_what_cannot_be_measured_ends_no_run():
+    weights = torch.ones(30, requires_grad=True)
+    assert figures_of(lambda: (weights * math.inf).sum(), [weights]) == dict.fromkeys(NAMES)
+    flat = figures_of(lambda: weights.sum(), [weights])
+    assert flat == {"loss": 30.0, "squared_gradient_norm": pytest.approx(30.0), "top_eigenvalue": None}
 
 
 CASES = {
@@ -88,6 +222,13 @@ CASES = {
         "model.norm=abn_lean",
         "model.dropout=0.3",
         "update.name=sam",
+    ),
+    "flip all, halves of two": (
+        "method.name=mib",
+        "model.dropout=0.3",
+        "phase.flip=all",
+        "phase.every=2",
+        "phase.p=0.25",
     ),
     "ewc": ("method.name=ewc",),
     "plop": ("method.name=plop",),
@@ -103,12 +244,13 @@ def test_training_does_not_notice(case, toy_arguments, tmp_path):
     if case == "iabn":
         pytest.importorskip("inplace_abn")
     options = ("phase.name=altersgd", "phase.p=0.5", *CASES[case])
-    for name, pictures in {"without": 0, "with": PICTURES}.items():
-        assert train.main(toy_arguments(*options, f"run.flatness={pictures}", name=name)) == 0
+    for name, images in {"without": 0, "with": IMAGES}.items():
+        assert train.main(toy_arguments(*options, f"run.flatness={images}", name=name)) == 0
     without, found = (weights_of(tmp_path / "runs" / name) for name in ("without", "with"))
     assert all(torch.equal(tensor, found[name]) for name, tensor in without.items())
     figures = steps_of(tmp_path / "runs/with")[1]["flatness"]
-    assert all(figures[place][name] > 0 for place in ("boundary", "end") for name in FIGURES)
+    assert list(figures) == ["boundary", *(["half 1"] if "halves" in case else []), "end"]
+    assert all(value > 0 for place in figures.values() for value in place.values())
 
 
 @pytest.mark.slow
@@ -117,3 +259,14 @@ def test_a_resumed_step_keeps_what_was_measured_before(toy_arguments, tmp_path):
     assert stop_and_go(toy_arguments(*OPTIONS, name="pieces"), 1) > 4
     whole, pieces = (steps_of(tmp_path / "runs" / name)[1]["flatness"] for name in ("whole", "pieces"))
     assert whole == pieces
+
+
+@pytest.mark.slow
+def test_two_ranks_measure_what_one_process_does(toy_arguments, tmp_path):
+    """With `valid` the ranks count pixels together: if one measured alone, the others would not answer."""
+    options = ("method.name=ft", "phase.p=1", "method.cross_entropy=valid", "data.void=ignore")
+    for world, name in ((1, "one"), (2, "two")):
+        arguments = toy_arguments(*OPTIONS, *options, name=name)
+        multiprocessing.spawn(train_rank, (world, free_port(), arguments), nprocs=world)
+    one, two = (steps_of(tmp_path / "runs" / name)[1]["flatness"] for name in ("one", "two"))
+    assert one == {place: pytest.approx(figures, rel=1e-6) for place, figures in two.items()}

@@ -1,0 +1,182 @@
+"""run.flatness: loss, gradient norm and curvature while a step trains, which does not notice.
+
+Three figures, `loss`, `squared_gradient_norm` and `top_eigenvalue` (of the Hessian), describe each of three functions of the
+weights, all of them means over `run.flatness` images with the norms in eval:
+
+    no prefix     l_seg on training images of the step
+    objective_    L = l_seg + lambda_a R on the same images, where the method has an R
+    old_          cross-entropy on test images that show an old class
+
+CPR's term is no part of them, so that runs can be compared.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from configs.schema import Config
+from data import Dataset
+from data.dataset import Picture
+from data.incremental import StepDataset, select_test, test_table, train_table
+from data.protocols import IGNORE_INDEX, Step
+from data.transforms import normalise, test_transform
+from methods import AlterSGD, Method, make_method, make_phase
+from methods.importance import ImportanceMethod
+from models.segmenter import Segmenter, rebuild_segmenter
+
+Figures = dict[str, float | None]
+
+
+def places_of(config: Config, step: Step, *, epoch: int, total: int, last: int) -> dict[int, str]:
+    """Iteration -> name of the place where a step is measured, which has epochs of `epoch` iterations and ends at `last`.
+
+    Normal training ends at the "boundary". Halves of one iteration are too many to be measured one by one. Plain training is
+    measured where its config would alternate, so that runs can be compared.
+    """
+    if config.run.flatness == 0 or step.index == 0:
+        return {}
+    options = config.phase.model_dump() | {"name": "altersgd", "from_step": 0}
+    phase = make_phase(step=0, strength=config.method.strength, epoch=epoch, **options)
+    assert isinstance(phase, AlterSGD)
+    boundary = phase.boundary(total)
+    ends = range(boundary + phase.every, last, phase.every) if phase.every > 1 else ()
+    halves = {iteration: f"half {number}" for number, iteration in enumerate(ends, start=1)}
+    return {boundary: "boundary"} | halves | {last: "end"}
+
+
+@dataclass(frozen=True)
+class Probe:
+    """Measures the model of a later step. The model, the teacher and the method stay as they are, the random numbers too."""
+
+    config: Config
+    device: torch.device
+    dataset: Dataset
+    steps: Sequence[Step]
+    step: Step
+    train_images: Sequence[int]  # of the step: positions in dataset.train
+    test_classes: Sequence[frozenset[int]]  # shown by each of dataset.test
+    teacher: Segmenter | None
+    method: Method
+    keep: float  # lambda_a, the weight of R in normal training
+    places: Mapping[int, str]  # iteration -> name: where to measure
+
+    def __call__(self, model: Segmenter) -> Figures:
+        """All figures by name. Every rank must ask: the pixels that a loss counts may be counted over all of them."""
+        twin = self._twin(model)
+        parameters = list(twin.parameters())
+        losses = self._training_losses(twin) | self._old_loss(twin)
+        return {
+            prefix + name: value
+            for prefix, loss in losses.items()
+            for name, value in figures_of(loss, parameters).items()
+        }
+
+    def _twin(self, model: Segmenter) -> Segmenter:
+        """The same weights in a network that can be differentiated twice."""
+        network = self.config.model.architecture | {"norm": "abn"}
+        with torch.random.fork_rng(devices=[]):  # the first weights, which are replaced at once
+            sizes = [classifier.out_channels for classifier in model.classifiers]
+            twin = rebuild_segmenter(network, sizes, model.state_dict())
+        twin.returns_stages = self.method.needs_stages
+        return self._memory_format(twin.to(self.device)).eval()
+
+    def _judge(self, twin: Segmenter) -> Method:
+        """The method with what it knows by now, its losses plain: they can be differentiated twice."""
+        options = self.config.method
+        judge = make_method(options.name, options.cross_entropy, options.options, "plain")
+        judge.begin_step(twin, self.step)
+        judge.load_state_dict(self.method.state_dict())
+        return judge
+
+    def _training_losses(self, twin: Segmenter) -> dict[str, Callable[[], Tensor]]:
+        """l_seg and L on training images of the step, by prefix."""
+        judge, data = self._judge(twin), self.config.data
+        chosen = [self.dataset.train[i] for i in self.train_images[: self.config.run.flatness]]
+        images, labels = self._read(chosen, train_table(self.step, data.mode, data.void))
+        target = None
+        if self.teacher is not None:
+            with torch.no_grad():
+                target = self.teacher(images)
+                labels = judge.targets(labels, target)
+
+        def segmentation() -> Tensor:
+            return judge.segmentation_loss(twin(images).logits, labels)
+
+        def objective() -> Tensor:
+            output = twin(images)
+            retention = penalty(judge, twin)
+            if target is not None:
+                retention = retention + sum(judge.retention_losses(output, target).values())
+            return judge.segmentation_loss(output.logits, labels) + self.keep * retention
+
+        return {"": segmentation, "objective_": objective} if has_retention(judge) else {"": segmentation}
+
+    def _old_loss(self, twin: Segmenter) -> dict[str, Callable[[], Tensor]]:
+        """Cross-entropy over all classes, on test images of old classes; pixels that were not old are left out."""
+        before = self.steps[self.step.index - 1]
+        shown = select_test(self.test_classes, before)
+        count = min(self.config.run.flatness, len(shown))
+        # The middle of each of `count` equal parts of the list.
+        chosen = [self.dataset.test[shown[(2 * i + 1) * len(shown) // (2 * count)]] for i in range(count)]
+        if not chosen:
+            return {}
+        # Old classes have the same labels in both steps; to the step before, the new ones are unseen like the rest.
+        images, labels = self._read(chosen, test_table(before, "ignore", self.dataset.void_labels))
+        if not (labels != IGNORE_INDEX).any():
+            return {}
+        return {"old_": lambda: F.cross_entropy(twin(images).logits, labels, ignore_index=IGNORE_INDEX)}
+
+    def _read(self, chosen: Sequence[Picture], table: np.ndarray) -> tuple[Tensor, Tensor]:
+        """Central squares as one batch."""
+        data = StepDataset(chosen, table, test_transform(self.config.data.crop))
+        images, labels = map(torch.stack, zip(*(data[0, i] for i in range(len(data))), strict=True))
+        images = normalise(images.to(self.device), torch.get_default_dtype())
+        return self._memory_format(images), labels.to(self.device).long()
+
+    def _memory_format(self, tensors: Any) -> Any:
+        """A module or a batch of images in the memory format of the run."""
+        channels_last = self.config.train.channels_last
+        return tensors.to(memory_format=torch.channels_last) if channels_last else tensors
+
+
+def figures_of(loss: Callable[[], Tensor], parameters: Sequence[Tensor]) -> Figures:
+    """None stands for what is not finite or did not converge."""
+    from scipy.sparse.linalg import ArpackError  # late: scipy takes its time
+
+    from metrics import flatness
+
+    value = loss()
+    gradient = flatness.flatten(torch.autograd.grad(value, parameters, materialize_grads=True))
+    try:
+        top = flatness.top_eigenvalues(lambda _: loss(), [None], parameters, 1, tolerance=0.01)
+    except ArpackError:  # a Hessian that is not finite, or zero throughout, is no reason to end a run
+        top = []
+    figures = {
+        "loss": value.item(),
+        "squared_gradient_norm": gradient.norm().item() ** 2,
+        "top_eigenvalue": top[0] if top else math.nan,
+    }
+    return {name: figure if math.isfinite(figure) else None for name, figure in figures.items()}
+
+
+def has_retention(method: Method) -> bool:
+    """Whether the method has an R in a later step, on the outputs or, as EWC, PI and RW, on the parameters."""
+    on_outputs = type(method).retention_losses is not Method.retention_losses
+    return on_outputs or isinstance(method, ImportanceMethod)
+
+
+def penalty(method: Method, model: nn.Module) -> Tensor | float:
+    """R of the importance methods, which in training add its gradient in closed form: sum omega (theta - anchor)^2."""
+    if not isinstance(method, ImportanceMethod):
+        return 0.0
+    parameters = dict(model.named_parameters())
+    return sum(
+        (method.omega[name] * (parameters[name] - anchor) ** 2).sum()
+        for name, anchor in method.anchor.items()
+    )
