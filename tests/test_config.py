@@ -69,7 +69,7 @@ def test_protocol_overlay(path):
 
 
 @pytest.mark.parametrize("path", METHOD_FILES, ids=lambda path: path.stem)
-@pytest.mark.parametrize("phase", ["altersgd", "consolidate"])
+@pytest.mark.parametrize("phase", ["altersgd", "consolidate", "pause", "stop"])
 def test_method_and_phase_overlays_combine(path, phase):
     config = load_config(
         [FOLDER / "ade/100-10.yaml", path, FOLDER / f"{phase}.yaml"],
@@ -77,6 +77,27 @@ def test_method_and_phase_overlays_combine(path, phase):
     )
     assert (config.data.protocol, config.method.name, config.phase.name) == ("100-10", path.stem, phase)
     assert config.method.strength is None, "the protocol decides the published strength"
+
+
+def test_the_reading_by_epoch_and_the_controls_of_flip_all_differ_from_the_rest_in_nothing_else():
+    base = load_config([]).phase
+    published = {"p": 25 / 30}
+    expected = {
+        "altersgd": {"name": "altersgd"},
+        "altersgd_epoch": {"name": "altersgd", "flip": "all", "every": "epoch"},
+        "pause": {"name": "pause"},
+        "stop": {"name": "stop"},
+    }
+    for overlay, changes in expected.items():
+        assert load_config([FOLDER / f"{overlay}.yaml"]).phase == base.model_copy(update=published | changes)
+    assert (base.name, base.flip, base.every) == ("descent", "seg", "iteration")
+
+
+@pytest.mark.parametrize("every", ["iteration", "epoch", 1, 3, 10**6])
+def test_halves_last_an_iteration_an_epoch_or_a_number_of_iterations(every, overlay):
+    config = load_config([], [f"phase.every={every}"])
+    assert config.phase.every == every and type(config.phase.every) is type(every)
+    assert load_config([overlay(dump_config(config))]) == config
 
 
 def test_quickstart_leaves_room_for_method_and_phase():
@@ -150,6 +171,9 @@ def test_config_is_frozen():
 # ----------------------------------------------------------------------------------------------------- problems
 
 
+HALVES = "is not one of iteration, epoch or a number of iterations from 1 on"
+
+
 @pytest.mark.parametrize(
     ("override", "expected"),
     [
@@ -211,6 +235,21 @@ def test_config_is_frozen():
         ("phase.p=1/0", "phase.p: '1/0' is not between 0 and 1"),
         ("phase.p=-1/3", "phase.p: '-1/3' is not a number but text"),
         ("phase.p=1.1", "phase.p: 1.1 should be less than or equal to 1"),
+        ("phase.flip=R", "phase.flip: 'R' is not one of seg, all"),
+        ("phase.every=0", f"phase.every: 0 {HALVES}"),
+        ("phase.every=-3", f"phase.every: -3 {HALVES}"),
+        ("phase.every=half", f"phase.every: 'half' {HALVES}"),
+        ("phase.every=true", f"phase.every: true {HALVES}"),
+        ("phase.every=false", f"phase.every: false {HALVES}"),
+        ("phase.every=1.5", f"phase.every: 1.5 {HALVES}"),
+        ("phase.every=2.0", f"phase.every: 2.0 {HALVES}"),
+        ("phase.every='3'", f"phase.every: '3' {HALVES}"),
+        ("phase.every=null", f"phase.every: null {HALVES}"),
+        ("phase.every=[1]", f"phase.every: [1] {HALVES}"),
+        (
+            "phase={name: consolidate, flip: all}",
+            "phase.flip: 'all' is not for phase.name consolidate, which is the control of seg; those of all are pause and stop",
+        ),
         ("model.dilations=6", "model.dilations: 6 is not a list"),
         ("method.options=3", "method.options: 3 is not a mapping"),
         (
@@ -258,6 +297,13 @@ def test_a_rule_names_every_source_it_rests_on(overlay):
     path = overlay("train: {batch_size: 8}")
     (found,) = problems("train.accumulate=3", overlays=[path])
     assert found == f"train.batch_size: 8 cannot be divided by train.accumulate 3 [{path}, command line]"
+
+
+def test_all_of_the_loss_may_be_flipped_under_any_phase_but_consolidate():
+    for phase in ("descent", "altersgd", "pause", "stop"):
+        assert load_config([], [f"phase.name={phase}", "phase.flip=all"]).phase.flip == "all"
+    (found,) = problems("phase.flip=all", overlays=[FOLDER / "consolidate.yaml"])
+    assert found.endswith(f"pause and stop [{FOLDER / 'consolidate.yaml'}, command line]")
 
 
 @pytest.mark.parametrize(

@@ -36,14 +36,27 @@ def train_rank(rank: int, world: int, port: int, arguments: list[str]) -> None:
     assert train.main(arguments) == 0
 
 
+ALTERNATING = ("phase.name=altersgd", "phase.p=0.5")
+# one iteration, two down, two up, one down
+BY_TWO = ("phase.name=altersgd", "phase.p=0.25", "phase.flip=all", "phase.every=2", "train.epochs_later=6")
+PAUSE = ("phase.name=pause", "phase.p=0.5")
+CASES = [
+    *(
+        pytest.param(method, accumulate, ALTERNATING, id=f"{method}-{accumulate}")
+        for method in ("mib", "ewc", "plop")
+        for accumulate in (1, 2)
+    ),
+    pytest.param("ewc", 1, BY_TWO, id="ewc-1-by-two"),
+    pytest.param("mib", 2, PAUSE, id="mib-2-pause"),
+]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["mib", "ewc", "plop"])
-@pytest.mark.parametrize("accumulate", [1, 2])
-def test_two_ranks_end_with_the_weights_of_one_process(method, accumulate, toy_arguments, tmp_path):
+@pytest.mark.parametrize(("method", "accumulate", "phase"), CASES)
+def test_two_ranks_end_with_the_weights_of_one_process(method, accumulate, phase, toy_arguments, tmp_path):
     options = (
         f"method.name={method}",
-        "phase.name=altersgd",
-        "phase.p=0.5",
+        *phase,
         f"train.accumulate={accumulate}",
         f"method.strength={'null' if method == 'plop' else 10}",  # PLOP's is 0.01; 10 magnifies rounding
     )

@@ -68,6 +68,18 @@ class SlowImportance:
         return [f + s for f, s in zip(min_max(fisher), min_max(score), strict=True)]
 
 
+def slow_pull(theta: Floats, anchor: Floats, omega: Floats, keep: float, rate: float) -> Floats:
+    """The gradient of keep * R, held back where an update would go beyond the anchor, or as far away from it."""
+    limit = 1 / (2 * abs(keep) * rate)
+    return {
+        name: [
+            2 * keep * min(o, limit) * (now - old)
+            for o, now, old in zip(omega[name], theta[name], anchor[name], strict=True)
+        ]
+        for name in anchor
+    }
+
+
 def make_optimizer(model):
     return torch.optim.SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True, weight_decay=1e-3)
 
@@ -132,6 +144,9 @@ PHASES = {
     "descent": Descent(2.0),
     "altersgd": AlterSGD(0.3, 2.0, 0.5),
     "always-alternating": AlterSGD(0, 2.0, 2.0),
+    "seg-by-two": AlterSGD(0.3, 2.0, 0.5, every=2),
+    "all": AlterSGD(0.3, 2.0, 0.5, flip="all"),
+    "all-by-two": AlterSGD(0.3, 2.0, 2.0, flip="all", every=2),
     "consolidate": Consolidate(0.6, 2.0),
 }
 
@@ -202,15 +217,20 @@ def test_a_step_that_observes_nothing_still_ends(name):
             torch.testing.assert_close(method.omega[key], value, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("keep", [1.0, -1.0])  # of the ascent: flip seg, flip all
+@pytest.mark.parametrize("step", [0, 1])  # without and with a pull
 @pytest.mark.parametrize("name", NAMES)
-def test_an_ascent_observes_the_same_as_a_descent(name):
+def test_an_ascent_observes_the_same_as_a_descent(name, step, keep):
     # The same walk seen twice: with the gradients of l_seg, and with those of -l_seg under learn = -1.
     walk = torch.Generator().manual_seed(5)
-    torch.manual_seed(0)
-    model = ToySegmenter(3)
-    methods = {learn: make_method(name) for learn in (1.0, -1.0)}
-    for method in methods.values():
+    method, model = after_one_step(name)
+    if step == 0:
+        torch.manual_seed(0)
+        method, model = make_method(name), ToySegmenter(3)
         method.begin_step(model, STEPS[0])
+    methods = {1.0: method, -1.0: make_method(name)}
+    methods[-1.0].begin_step(model, STEPS[step])
+    methods[-1.0].load_state_dict(copy.deepcopy(method.state_dict()))
     for _ in range(21):
         with torch.no_grad():
             for p in model.parameters():
@@ -219,7 +239,11 @@ def test_an_ascent_observes_the_same_as_a_descent(name):
         for learn, method in methods.items():
             for p, g in zip(model.parameters(), gradients, strict=True):
                 p.grad = learn * g
-            method.after_backward(model, Weights(learn, 1.0), rate=0.001)
+            method.after_backward(model, Weights(learn, 1.0 if learn > 0 else keep), rate=0.001)
+    for statistic in methods[1.0].statistics:
+        for key, value in getattr(methods[1.0], statistic).items():
+            other = getattr(methods[-1.0], statistic)[key]
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(other)), (statistic, key)
     for method in methods.values():
         method.end_step(model)
     assert_omega(methods[-1.0], floats(methods[1.0].omega), tolerance=0)
@@ -302,6 +326,51 @@ def test_a_pull_beyond_the_anchor_is_cut_back_to_it(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("flip", ["seg", "all"])
+def test_pulls_over_a_step_are_those_of_the_slow_reference(flip, name):
+    """In a descent towards the anchor; in an ascent too with flip seg, and with flip all away from it by the same rule."""
+    method, model = after_one_step(name, total=24)
+    phase, total, rate = AlterSGD(0.25, 40.0, 30.0, flip=flip, every=2), 8, 0.05
+    optimizer = make_optimizer(model)
+    anchor = floats({key: p for key, p in model.named_parameters() if key in method.omega})
+    omega, signs, cut = floats(method.omega), [], 0
+    for t in range(1, total + 1):
+        weights = phase(t, total)
+        optimizer.zero_grad()
+        weighted_loss(method, weights, model, *toy_batch(t, model.num_classes)).backward()
+        theta = floats(dict(model.named_parameters()))
+        data = floats({key: p.grad for key, p in model.named_parameters()})
+        method.after_backward(model, weights, rate)
+        pull = slow_pull(theta, anchor, omega, weights.keep, rate)
+        for key, p in model.named_parameters():
+            expected = [a + b for a, b in zip(data[key], pull.get(key, [0.0] * p.numel()), strict=True)]
+            assert p.grad.flatten().tolist() == pytest.approx(expected, rel=1e-9, abs=1e-12)
+        weight = torch.tensor(theta["body.weight"]) - torch.tensor(anchor["body.weight"])
+        signs.append(torch.sign(torch.dot(torch.tensor(pull["body.weight"]), weight)).item())
+        cut += sum(o > 1 / (2 * abs(weights.keep) * rate) for values in omega.values() for o in values)
+        optimizer.step()
+    ascent = -1.0 if flip == "all" else 1.0
+    assert signs == [0.0, 1.0, 1.0, 1.0, ascent, ascent, 1.0, 1.0]  # it begins at the anchor
+    assert cut > 0
+
+
+@pytest.mark.parametrize("keep", [3.0, 1000.0])
+@pytest.mark.parametrize("name", NAMES)
+def test_an_ascent_of_r_pushes_away_by_as_much_as_a_descent_pulls(name, keep):
+    method, model = after_one_step(name, total=24)
+    anchor = {key: p.detach().clone() for key, p in model.named_parameters()}
+    moved(model)
+    down, up = (pulled(method, model, sign * keep, rate=0.01) for sign in (1, -1))
+    assert down.pop("penalty") == up.pop("penalty") == method.penalty(model) > 0
+    assert any(gradient.any() for gradient in down.values())
+    for key, gradient in down.items():
+        assert torch.equal(up[key], -gradient)
+        distance = dict(model.named_parameters())[key].detach() - anchor[key]
+        after = distance - 0.01 * up[key]
+        assert (after.abs() >= distance.abs()).all() and (after.abs() <= 2.000001 * distance.abs()).all()
+
+
+@pytest.mark.parametrize("name", NAMES)
 def test_no_pull_of_the_published_recipe_is_cut(name):
     method, model = after_one_step(name, total=24)
     moved(model)
@@ -325,7 +394,15 @@ def test_without_the_cut_momentum_swings_ever_further(knows_the_rate):
 
 
 @pytest.mark.parametrize(
-    "weights", [Weights(1.0, 500.0), Weights(-1.0, 3.0), Weights(0.0, 2.0), Weights(1.0, 0.0)]
+    "weights",
+    [
+        Weights(1.0, 500.0),
+        Weights(-1.0, 3.0),
+        Weights(-1.0, -3.0),
+        Weights(-1.0, -500.0),
+        Weights(0.0, 2.0),
+        Weights(1.0, 0.0),
+    ],
 )
 @pytest.mark.parametrize("name", NAMES)
 def test_the_closed_form_gradient_is_autograds(name, weights):
@@ -343,7 +420,7 @@ def test_the_closed_form_gradient_is_autograds(name, weights):
     names = list(parameters)
     pull = torch.autograd.grad(weights.keep * penalty, [parameters[key] for key in names], allow_unused=True)
     for key, g in zip(names, pull, strict=True):
-        expected = data[key] if g is None else data[key] + g  # never flipped, whatever the sign of learn
+        expected = data[key] if g is None else data[key] + g  # by the sign of keep, whatever that of learn
         torch.testing.assert_close(parameters[key].grad, expected, rtol=1e-12, atol=1e-12)
     assert [value.item() for value in terms.values()] == pytest.approx(
         [penalty.item()], rel=1e-12

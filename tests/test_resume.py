@@ -41,6 +41,16 @@ def stop_and_go(arguments: list[str], count: int) -> int:
     raise AssertionError("the run never ended")
 
 
+def assert_same_statistics(one: dict, other: dict) -> None:
+    """What two step checkpoints hold of importance methods."""
+    assert one.keys() == other.keys()
+    for method, statistics in one.items():
+        for statistic, tensors in statistics.items():
+            for name, value in tensors.items():
+                found = other[method][statistic][name]
+                assert torch.equal(value, found) if isinstance(value, torch.Tensor) else value == found
+
+
 OPTIONS = {
     "mib-momentum-reset": ("method.name=mib", "phase.name=altersgd", "phase.p=0.5", "phase.momentum=reset"),
     "mib-momentum-off": (
@@ -72,16 +82,45 @@ def test_stopping_every_few_iterations_changes_no_bit(options, toy_arguments, tm
         whole, pieces = (checkpoint.load(tmp_path / f"runs/{n}/step_{step}.pt") for n in ("whole", "pieces"))
         for name, tensor in whole["model"].items():
             assert torch.equal(tensor, pieces["model"][name]), name
-        for method, statistics in whole["methods"].items():
-            for statistic, tensors in statistics.items():
-                for name, value in tensors.items():
-                    other = pieces["methods"][method][statistic][name]
-                    assert torch.equal(value, other) if isinstance(value, torch.Tensor) else value == other
+        assert_same_statistics(whole["methods"], pieces["methods"])
     results = [
         json.loads((tmp_path / f"runs/{n}/results.json").read_text())["steps"] for n in ("whole", "pieces")
     ]
     assert [s["confusion"] for s in results[0]] == [s["confusion"] for s in results[1]]
     assert not list((tmp_path / "runs/pieces").glob("resume*"))
+
+
+BY_EPOCH = ("phase.name=altersgd", "phase.flip=all", "phase.every=epoch", "phase.p=0.25")
+PAUSE = ("phase.name=pause", "phase.p=0.25")
+INSIDE = {
+    "ascent-mib": ("method.name=mib", *BY_EPOCH),
+    "ascent-ewc": ("method.name=ewc", *BY_EPOCH, "phase.batch=same", "phase.weight_decay=signed"),
+    "pause-mib": ("method.name=mib", *PAUSE),
+    "pause-ewc": ("method.name=ewc", *PAUSE),
+}
+
+
+@pytest.mark.parametrize("options", INSIDE.values(), ids=INSIDE)
+@pytest.mark.slow
+def test_a_run_stopped_inside_an_ascent_or_a_pause_goes_on_there(options, toy_arguments, toy_run, tmp_path):
+    # Step 1 has epochs of two iterations: two descend, then two descend, two ascend and two descend, or six are a pause.
+    start = toy_run(options[0], "train.batch_size=2", "train.last_step=0", name="first") / "step_0.pt"
+    options = (*options, "train.batch_size=2", f"train.start_from={start}")
+    run_until(toy_arguments(*options, name="whole"), NEVER)
+    with pytest.raises(train.StoppedBySignal, match="step 1, iteration 5 of 8"):
+        run_until(toy_arguments(*options, name="pieces"), 2 * 4)  # asked twice in an iteration
+    saved = checkpoint.load(tmp_path / "runs/pieces/resume.pt")
+    assert saved["position"]["iteration"] == 5
+    run_until(toy_arguments(*options, name="pieces"), NEVER)
+    whole, pieces = (checkpoint.load(tmp_path / f"runs/{name}/step_1.pt") for name in ("whole", "pieces"))
+    assert all(torch.equal(tensor, pieces["model"][name]) for name, tensor in whole["model"].items())
+    assert_same_statistics(whole["methods"], pieces["methods"])
+    # the rest of the half does something
+    assert any(not torch.equal(t, saved["parts"]["model"][name]) for name, t in whole["model"].items())
+    costs = [
+        {key: w["costs"][key] for key in ("iterations", "gradient_evaluations")} for w in (whole, pieces)
+    ]
+    assert costs[0] == costs[1]
 
 
 @pytest.mark.slow

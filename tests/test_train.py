@@ -9,10 +9,12 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import mostly_slow
+from test_resume import assert_same_statistics
 
 import train
 from methods import METHODS, PHASES
 from models import checkpoint
+from models.parallel import start_ranks
 
 ROOT = Path(train.__file__).parent
 
@@ -390,3 +392,219 @@ def test_fused_losses_give_the_same_run(toy_arguments, tmp_path, double_precisio
     for losses in ("plain", "fused"):
         assert train.main(toy_arguments("method.name=mib", f"train.losses={losses}", name=losses)) == 0
     assert_close(weights_of(tmp_path / "runs/plain"), weights_of(tmp_path / "runs/fused"), 1e-9)
+
+
+# The readings of AlterSGD and their controls -------------------------------------------------------------------------
+
+BY_EPOCH = ("phase.name=altersgd", "phase.flip=all", "phase.every=epoch")
+TOTAL, EPOCH = 8, 2  # iterations of step 1 below
+
+
+@pytest.fixture
+def step_1_arguments(toy_arguments, toy_run):
+    """Arguments for a run that starts from a step 0 which is the same for all and all methods."""
+    common = ("train.batch_size=2",)
+    observed = ("method.name=ft", "train.last_step=0", "method.also_observe=[ewc, pi, rw]")
+    start = f"train.start_from={toy_run(*common, *observed, name='first')}/step_0.pt"
+
+    def arguments(name: str, *overrides: str) -> list[str]:
+        return toy_arguments(*common, start, *overrides, name=name)
+
+    return arguments
+
+
+@pytest.fixture
+def step_1(step_1_arguments, tmp_path):
+    """Trains step 1 with the given overrides; returns the folder."""
+
+    def run(name: str, *overrides: str) -> Path:
+        assert train.main(step_1_arguments(name, *overrides)) == 0
+        return tmp_path / "runs" / name
+
+    return run
+
+
+def parameters_and_buffers(folder: Path) -> tuple[dict, dict]:
+    model, _ = checkpoint.load_segmenter(folder / "step_1.pt")
+    return dict(model.named_parameters()), dict(model.named_buffers())
+
+
+def costs_of(folder: Path) -> tuple[int, int]:
+    last = json.loads((folder / "results.json").read_text())["steps"][1]
+    return last["iterations"], last["gradient_evaluations"]
+
+
+@pytest.fixture
+def watched(monkeypatch) -> list[tuple[float, float, torch.Tensor]]:
+    """(learn, keep, labels) of each update of MiB."""
+    seen: list[tuple[float, float, torch.Tensor]] = []
+    labels_of = []
+
+    def segmentation_loss(self, logits, labels):
+        labels_of.append(labels)
+        return original(self, logits, labels)
+
+    def after_backward(self, model, weights, rate):
+        seen.append((weights.learn, weights.keep, labels_of[-1]))
+        return {}
+
+    original = METHODS["mib"].segmentation_loss
+    monkeypatch.setattr(METHODS["mib"], "segmentation_loss", segmentation_loss)
+    monkeypatch.setattr(METHODS["mib"], "after_backward", after_backward)
+    return seen
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (("phase.p=0.25", "phase.flip=all", "phase.every=epoch"), "++ ++ -- ++"),
+        (("phase.p=0.25", "phase.every=epoch"), "++ ++ -- ++"),
+        (("phase.p=0.25", "phase.flip=all", "phase.every=3"), "++ +++ ---"),
+        (("phase.p=0.3", "phase.flip=all"), "++ + - + - + -"),
+    ],
+)
+def test_a_run_follows_its_reading(options, expected, step_1, watched):
+    step_1("alter", "method.name=mib", "phase.name=altersgd", "phase.lambda_b=7", *options)
+    of_r = {"+": 10.0, "-": -7.0 if "phase.flip=all" in options else 7.0}
+    wanted = [({"+": 1.0, "-": -1.0}[sign], of_r[sign]) for sign in expected.replace(" ", "")]
+    assert [(learn, keep) for learn, keep, _ in watched] == wanted
+
+
+@pytest.mark.slow
+def test_an_epoch_of_ascent_may_take_the_images_of_its_descent(step_1, watched):
+    step_1("alter", "method.name=mib", *BY_EPOCH, "phase.p=0.25", "phase.batch=same")
+    labels = [labels for _, _, labels in watched]
+    assert [torch.equal(labels[t], labels[t - EPOCH]) for t in range(EPOCH, TOTAL)] == [False] * 2 + [
+        True
+    ] * 2 + [False] * 2
+
+
+CASES = {
+    "plain": ("method.name=mib",),
+    "sam": ("method.name=mib", "update.name=sam"),
+    "ewc": ("method.name=ewc",),
+    "accumulate": ("method.name=mib", "train.accumulate=2", "train.batch_size=4", "train.epochs_later=8"),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("options", CASES.values(), ids=CASES)
+def test_pause_keeps_the_weights_of_stop_and_moves_the_norms_alone(options, step_1):
+    pause, stop = (step_1(name, f"phase.name={name}", "phase.p=0.7", *options) for name in ("pause", "stop"))
+    (weights, statistics), (stopped, before) = map(parameters_and_buffers, (pause, stop))
+    assert_same_bits(weights, stopped)
+    names = [name for name in statistics if "running" in name]
+    assert names and not any(torch.equal(statistics[name], before[name]) for name in names)
+    left = [checkpoint.load(folder / "step_1.pt")["methods"] for folder in (pause, stop)]
+    assert_same_statistics(*left)
+    evaluations = 5 * (2 if "update.name=sam" in options else 1)  # floor(0.7 * 8)
+    assert costs_of(pause) == (TOTAL, evaluations) and costs_of(stop) == (5, evaluations)
+
+
+@pytest.mark.slow
+def test_a_pause_passes_the_images_that_training_would_have_seen(step_1, step_1_arguments):
+    options = ("method.name=mib", "phase.p=0.7")
+    pause, stop = (step_1(name, f"phase.name={name}", *options) for name in ("pause", "stop"))
+    config = train.read_config(step_1_arguments("pause", "phase.name=pause", *options))
+    run = train.prepare_run(config, start_ranks("cpu"), None)
+    model = train.memory_format(run, checkpoint.load_segmenter(stop / "step_1.pt")[0]).train()
+    with torch.no_grad():
+        for images, _ in train.step_loader(
+            run, run.steps[1], iterations=range(6, TOTAL + 1), batch_of=lambda t: t
+        ):
+            model(train.to_device(run, images))
+    run.folder.unlock()
+    assert_same_bits(model.state_dict(), weights_of(pause))
+
+
+class KilledAt:
+    """Ends the process, so to say, when it is asked the `count`th time whether to stop."""
+
+    def __init__(self, count: int):
+        self.left = count
+
+    @property
+    def requested(self) -> bool:
+        self.left -= 1
+        if not self.left:
+            raise KeyboardInterrupt
+        return False
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["mib", "ewc"])
+def test_stop_is_descent_until_the_boundary(method, step_1, step_1_arguments, tmp_path):
+    stop = step_1("stop", f"method.name={method}", "phase.name=stop", "phase.p=0.7")
+    saved = ("run.checkpoint_every=5", "run.log_every=100")  # so it is asked once in an iteration
+    config = train.read_config(step_1_arguments("descent", f"method.name={method}", *saved))
+    with pytest.raises(KeyboardInterrupt):
+        train.walk(config, start_ranks("cpu"), KilledAt(6))
+    state = checkpoint.load(tmp_path / "runs/descent/resume.pt")
+    assert (state["position"]["step"], state["position"]["iteration"]) == (1, 5)
+    assert_same_bits(state["parts"]["model"], weights_of(stop))
+
+
+@pytest.mark.slow
+def test_nothing_is_added_to_gradients_that_are_not_there(step_1, monkeypatch):
+    calls = []
+    original = METHODS["ewc"].after_backward
+
+    def after_backward(self, model, weights, rate):
+        assert all(p.grad is not None for p in model.parameters())
+        calls.append((weights.learn, weights.keep))
+        return original(self, model, weights, rate)
+
+    monkeypatch.setattr(METHODS["ewc"], "after_backward", after_backward)
+    step_1("pause", "method.name=ewc", "phase.name=pause", "phase.p=0.5")
+    assert calls == [(1.0, 10.0)] * 4
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["mib", "rw"])
+def test_a_step_that_ends_before_it_begins_hands_on_the_model_it_was_given(method, step_1, tmp_path):
+    stop, pause = (
+        step_1(name, f"method.name={method}", f"phase.name={name}", "phase.p=0") for name in ("stop", "pause")
+    )
+    assert costs_of(stop) == (0, 0) and costs_of(pause) == (TOTAL, 0)
+    before, after = weights_of(tmp_path / "runs/first", 0), weights_of(stop)
+    bodies = [name for name in before if name.startswith("body.")]
+    assert bodies and all(torch.equal(before[name], after[name]) for name in bodies)
+    assert_same_bits(parameters_and_buffers(stop)[0], parameters_and_buffers(pause)[0])
+
+
+@pytest.mark.slow
+def test_p_1_is_descent_bit_for_bit_in_the_other_readings_and_their_controls(step_1):
+    plain = weights_of(step_1("plain", "method.name=mib"))
+    others = {"by-epoch": BY_EPOCH, "pause": ("phase.name=pause",), "stop": ("phase.name=stop",)}
+    for name, phase in others.items():
+        assert_same_bits(plain, weights_of(step_1(name, "method.name=mib", *phase, "phase.p=1")))
+
+
+@pytest.mark.parametrize(
+    ("options", "is_said"),
+    [
+        (("phase.p=0.5", "phase.every=epoch"), True),  # two of four epochs are left
+        (("phase.p=0", "phase.every=epoch"), True),
+        (("phase.p=0.25", "phase.every=epoch"), False),  # three
+        (("phase.p=0.75", "phase.every=epoch"), False),
+        (("phase.p=1", "phase.every=epoch"), False),
+        (("phase.p=0.25", "phase.every=3"), True),  # 2 + 3 + 3
+        (("phase.p=0.5", "phase.every=3"), True),  # 4 + 3 + 1
+        (("phase.p=0.5", "phase.every=4"), False),
+        (("phase.p=0.5",), False),
+        (("phase.p=0.5", "phase.every=1"), False),
+        (("phase.p=0.5", "phase.every=epoch", "phase.name=pause"), False),
+        (("phase.p=0.5", "phase.every=epoch", "phase.name=consolidate", "phase.flip=seg"), False),
+        (("phase.p=0.5", "phase.every=epoch", "phase.name=descent"), False),
+        (("phase.p=0.5", "phase.every=epoch", "phase.from_step=2"), False),
+    ],
+)
+def test_a_run_whose_steps_end_on_an_ascent_says_so(options, is_said, toy_arguments, capsys):
+    arguments = toy_arguments("train.batch_size=2", "phase.name=altersgd", "phase.flip=all", *options)
+    train.prepare_run(train.read_config(arguments), start_ranks("cpu"), None).folder.unlock()
+    said = capsys.readouterr().out
+    assert ("a step ends on an ascent; another p ends on a descent" in said) == is_said
+    if is_said:
+        p, every = (option.split("=")[1] for option in options)
+        assert f"note: with phase.p={p} and phase.every={every} a step" in said
