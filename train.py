@@ -39,7 +39,25 @@ from data.index import build_index, content_digest
 from data.loaders import iterations_per_epoch, micro_batch_size, test_loader, train_loader
 from data.protocols import PROTOCOLS, Step, configured_steps
 from data.transforms import normalise, test_transform, train_transform
+from engine import checkpoint
+from engine.inference import predict
 from engine.probe import Probe, places_of
+from engine.ranks import (
+    RankError,
+    Ranks,
+    StopRequest,
+    agree,
+    any_rank,
+    be_deterministic,
+    gather_objects,
+    main_rank_first,
+    start_ranks,
+    stop_ranks,
+    wrap,
+)
+from engine.results import environment, step_result
+from engine.run_folder import RunError, RunFolder, read_results
+from engine.terminal import exit_with
 from methods import (
     METHODS,
     PHASES,
@@ -59,30 +77,12 @@ from methods import (
 from metrics.confusion import ConfusionMatrix
 from metrics.continual import group_names
 from metrics.health import FiniteGuard, NonFiniteLoss
-from metrics.progress import Progress, bar_place
-from metrics.results import environment, step_result
-from metrics.shown import pictures_to_show
-from metrics.tables import class_table, step_table
-from metrics.tensorboard import Board
-from models import checkpoint
-from models.inference import predict
-from models.parallel import (
-    RankError,
-    Ranks,
-    StopRequest,
-    agree,
-    any_rank,
-    be_deterministic,
-    gather_objects,
-    main_rank_first,
-    start_ranks,
-    stop_ranks,
-    wrap,
-)
 from models.pretrained import WeightsError, load_body_weights
-from models.run_folder import RunError, RunFolder, read_results
 from models.segmenter import BODIES, Output, Segmenter, build_segmenter
-from scripts.terminal import exit_with
+from tracking.progress import Progress, bar_place
+from tracking.shown import pictures_to_show
+from tracking.tables import class_table, step_table
+from tracking.tensorboard import Board
 
 STOPPED_BY_SIGNAL = 75
 BOARD_PAGE = "http://localhost:6006/#custom_scalars&_smoothingWeight=0"

@@ -3,7 +3,6 @@
 import importlib
 import pkgutil
 
-from methods.altersgd import PHASES, AlterSGD, Consolidate, make_phase
 from methods.base import (
     METHODS,
     Descent,
@@ -15,10 +14,11 @@ from methods.base import (
     register,
 )
 from methods.cpr import penalise_confidence
-from methods.update import UPDATES, Evaluate, Update, make_update
+from methods.phases.altersgd import PHASES, AlterSGD, Consolidate, make_phase
+from methods.updates.plain import UPDATES, Evaluate, Update, make_update
 
-for _module in pkgutil.iter_modules(__path__):
-    importlib.import_module(f"{__name__}.{_module.name}")
+for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
+    importlib.import_module(_module.name)
 
 __all__ = [
     "METHODS",

@@ -17,7 +17,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from data.protocols import Step
-from methods import fused, losses
+from methods.losses import fused
+from methods.losses import plain as losses
 
 MethodClass = TypeVar("MethodClass", bound=type["Method"])
 METHODS: dict[str, type["Method"]] = {}
@@ -63,7 +64,7 @@ class Method:
     needs_stages = False  # the outputs' `stages`: what the parts of the network give
     # Step 0 is trained alike by all methods with plain cross-entropy there, so one model can serve them all.
     shares_first_step = True
-    losses = losses  # or methods.fused
+    losses = losses  # or methods.losses.fused
     # The published lambda, by protocol where it differs: {"default": 10.0, "15-1": 100.0}.
     strength: float | dict[str, float] = 0.0
     # A method's own settings with their defaults; `method.options` in the config may change them.

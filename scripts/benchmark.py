@@ -25,11 +25,11 @@ import torch
 
 from data import DataError
 from data.files import write_atomically
-from metrics.results import environment
-from metrics.tables import format_table, markdown_table
-from models.parallel import be_deterministic, keep_freed_memory
+from engine.ranks import be_deterministic, keep_freed_memory
+from engine.results import environment
 from scripts.benchmarks import PARTS
 from scripts.benchmarks.measure import CPU_RECIPE, Figure, Options, Skipped, say
+from tracking.tables import format_table, markdown_table
 
 
 def main(arguments: list[str]) -> int:

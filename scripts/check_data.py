@@ -22,8 +22,8 @@ from data.incremental import select_test, select_train
 from data.index import scan
 from data.official import LISTS, PICTURES_PER_CLASS, STEP_SIZES, is_official
 from data.protocols import Step, protocol_steps
-from metrics.tables import format_table
-from scripts.terminal import exit_with
+from engine.terminal import exit_with
+from tracking.tables import format_table
 
 COMPLETE, DIFFERENT, UNUSABLE = 0, 1, 2
 DEFAULT_PROTOCOLS = {"voc": ("15-1", "15-5", "19-1"), "ade": ("100-50", "100-10", "50-50"), "folder": ()}

@@ -16,12 +16,12 @@ from data.files import read_image, read_mask
 from data.palette import voc_palette
 from data.protocols import Step, steps_from_lists
 from data.transforms import normalise
+from engine import checkpoint
+from engine.inference import predict
+from engine.run_folder import RunError, read_results
+from engine.terminal import exit_with
 from metrics.continual import group_names
-from metrics.tables import format_table, markdown_table, percent
-from models import checkpoint
-from models.inference import predict
-from models.run_folder import RunError, read_results
-from scripts.terminal import exit_with
+from tracking.tables import format_table, markdown_table, percent
 
 
 def main(arguments: list[str]) -> int:
@@ -84,7 +84,7 @@ def comparison(
 def draw(
     path: Path, runs: list[Path], results: list[list[dict]], steps: list[Step], num_examples: int
 ) -> None:
-    from scripts.plotting import pyplot, save
+    from tracking.plotting import pyplot, save
 
     groups = group_names(steps)
     panels = example_panels(runs, [len(r) - 1 for r in results], num_examples)

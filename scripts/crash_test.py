@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 from data import shapes
-from models import checkpoint
+from engine import checkpoint
 
 ROOT = Path(__file__).parent.parent
 STEPS = 6

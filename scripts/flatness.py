@@ -29,15 +29,15 @@ from data.incremental import StepDataset, select_test, select_train, test_table,
 from data.index import build_index
 from data.protocols import Step, configured_steps
 from data.transforms import normalise, test_transform, train_transform
+from engine import checkpoint
+from engine.ranks import be_deterministic
+from engine.run_folder import RunError, RunFolder
 from methods import Method, make_method, make_phase
 from methods.importance import ImportanceMethod
 from metrics import flatness, landscape
-from metrics.summary import FLATNESS_FILE
-from metrics.tables import format_table
-from models import checkpoint
-from models.parallel import be_deterministic
-from models.run_folder import RunError, RunFolder
 from models.segmenter import Output, Segmenter
+from study.collection import FLATNESS_FILE
+from tracking.tables import format_table
 from train import load_method_state
 
 PLACES = [i / 20 for i in range(21)]  # along the line from the model before the step to the one after it

@@ -13,9 +13,9 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from data.official import STEP_SIZES
-from metrics.tables import markdown_table
+from engine.terminal import exit_with
 from models.segmenter import build_segmenter
-from scripts.terminal import exit_with
+from tracking.tables import markdown_table
 
 CROP, EPOCHS, BATCH = 512, 30, 24
 TEACHERS = 5  # LwF, LwF-MC, ILT, MiB, AlterSGD

@@ -13,7 +13,7 @@ from pathlib import Path
 from configs.schema import ConfigError, dump_config
 from data import ade, voc
 from data.protocols import protocol_steps
-from models import checkpoint
+from engine import checkpoint
 from models.pretrained import WeightsError, import_mib_checkpoint
 from models.segmenter import build_segmenter
 from train import read_config

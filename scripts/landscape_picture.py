@@ -4,7 +4,7 @@ from pathlib import Path
 
 import numpy as np
 
-from scripts.plotting import STYLE, Axes, Figure, pyplot, save
+from tracking.plotting import STYLE, Axes, Figure, pyplot, save
 
 
 def draw(path: Path, result: dict) -> None:

@@ -33,10 +33,10 @@ from data.files import PICTURE_SUFFIXES, open_picture, write_atomically
 from data.palette import palette_image, voc_palette
 from data.protocols import BACKGROUND
 from data.transforms import normalise
-from models import checkpoint
-from models.inference import predict
-from models.run_folder import RunError
-from scripts.terminal import exit_with
+from engine import checkpoint
+from engine.inference import predict
+from engine.run_folder import RunError
+from engine.terminal import exit_with
 
 LONGEST_NAME = (
     200  # bytes: with an ending, and while it is written, a name must stay below the 255 of most file systems

@@ -112,7 +112,7 @@ def why_not(example: Example) -> str:
 def draw_figure(examples: Sequence[Example], path: Path) -> None:
     from matplotlib.patches import Patch
 
-    from scripts.plotting import pyplot, save
+    from tracking.plotting import pyplot, save
 
     titles = ["picture", "full truth", *MODES, "testing"]
     subtitles = ["", "the mask on disk", *["training"] * len(MODES), "as a test picture"]

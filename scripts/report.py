@@ -29,13 +29,13 @@ from configs.messages import not_one_of
 from configs.schema import ConfigError
 from data import DataError
 from data.files import write_atomically
-from metrics.summary import Collection, Run, collect, share_step_0
-from models.checkpoint import CheckpointError
-from models.run_folder import RunError, read_results
-from scripts import layouts
-from scripts.layouts import Report, Section
-from scripts.report_cells import name
-from scripts.report_tables import SECTIONS, found
+from engine.checkpoint import CheckpointError
+from engine.run_folder import RunError, read_results
+from study import layouts
+from study.cells import name
+from study.collection import Collection, Run, collect, share_step_0
+from study.layouts import Report, Section
+from study.tables import SECTIONS, found
 
 FORMATS: dict[str, tuple[str, Callable[[Report], str]]] = {
     "markdown": ("report.md", layouts.markdown),
@@ -158,7 +158,7 @@ def read_run(path: Path, base: Path | None) -> Run:
 def assemble(runs: Collection, tables: Iterable[str], pictures: int = 0, with_figures: bool = True) -> Report:
     sections = [SECTIONS[table](runs) for table in tables]
     if with_figures:
-        from scripts import figures  # matplotlib takes a second to import
+        from study import figures  # matplotlib takes a second to import
 
         for section in sections:
             section.images = figures.images(section.name, runs)

@@ -26,12 +26,12 @@ import torch
 from configs.schema import ConfigError
 from data import DataError, shapes
 from data.protocols import steps_from_lists
+from engine.ranks import StopRequest
+from engine.run_folder import RunError, RunFolder
+from engine.terminal import exit_with
 from metrics.continual import group_names
-from metrics.tables import percent
-from models.parallel import StopRequest
-from models.run_folder import RunError, RunFolder
-from scripts.experiments import TABLES
-from scripts.launchers import (
+from study.experiments import TABLES
+from study.launchers import (
     STOPPED_BY_SIGNAL,
     Event,
     Events,
@@ -41,8 +41,8 @@ from scripts.launchers import (
     run_on_cluster,
     train_command,
 )
-from scripts.plan import PRESETS, Run, State, choose, describe, list_jobs, look_at
-from scripts.terminal import exit_with
+from study.plan import PRESETS, Run, State, choose, describe, list_jobs, look_at
+from tracking.tables import percent
 
 CLUSTERS = {"slurm": "slurm", "submitit-local": "local"}
 TAIL_LINES = 12

@@ -33,10 +33,10 @@ import torch
 
 from configs import yaml_core
 from data.protocols import PROTOCOLS
-from metrics.tables import format_table, percent
-from models.checkpoint import previous_path
-from models.run_folder import RunError, RunFolder
-from scripts.terminal import exit_with
+from engine.checkpoint import previous_path
+from engine.run_folder import RunError, RunFolder
+from engine.terminal import exit_with
+from tracking.tables import format_table, percent
 
 HEADER = ("run", "method / phase", "state", "steps", "iteration", "old", "new", "all", "spent", "left")
 MARK = re.compile(r"config\.yaml|results\.json|resume\.pt|step_\d+\.pt")  # a file that makes a folder a run's

@@ -17,10 +17,10 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from methods.altersgd import AlterSGD
+from methods.phases.altersgd import AlterSGD
 from metrics import flatness
-from metrics.tables import format_table
 from scripts.theorem_epoch import log_slope, small_network, theorem_epoch
+from tracking.tables import format_table
 
 ETAS = [1e-2 * 2**-k for k in range(6)]
 SETTLED = 100  # pairs after which 0.9^(2 pairs) no longer shows
@@ -117,7 +117,7 @@ def theorem(path: Path) -> str:
 
 def draw(path: Path, errors: dict[str, list[float]], predicted: list[float]) -> None:
     """Each curve carries its name and slope at its right end."""
-    from scripts.plotting import STYLE, pyplot, save
+    from tracking.plotting import STYLE, pyplot, save
 
     with pyplot.rc_context(STYLE):
         figure, axis = pyplot.subplots(figsize=(7.2, 4.4), layout="constrained")

@@ -23,9 +23,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from methods.altersgd import AlterSGD
+from methods.phases.altersgd import AlterSGD
 from metrics import flatness
-from metrics.tables import format_table
+from tracking.tables import format_table
 
 NUM_BATCHES, BATCH_SIZE = 8, 8
 SIZES = [0.01 * 2**k for k in range(-5, 10)]  # of n eta lambda_max, from tiny to beyond 1
@@ -313,7 +313,7 @@ def table_of_momentum() -> str:
 
 def draw(path: Path, moves: dict[str, list[Moves]]) -> None:
     """Draws, left, how long each move is, and right, how wrong its own prediction is and where it is 10 % wrong."""
-    from scripts.plotting import STYLE, pyplot, save
+    from tracking.plotting import STYLE, pyplot, save
 
     small = sum(size < 1 for size in SIZES)
     with pyplot.rc_context(STYLE):

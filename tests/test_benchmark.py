@@ -13,14 +13,14 @@ import train
 from data import load_dataset, shapes
 from data.incremental import StepDataset, train_table
 from data.transforms import normalise, train_transform
-from methods import losses as plain_losses
+from methods.losses import plain as plain_losses
 from metrics.confusion import ConfusionMatrix
-from metrics.paper import plain_name
 from models.norm import ABN
 from scripts import benchmark
 from scripts.benchmarks import PARTS, evaluation, inputs, losses, measure, memory, training
 from scripts.benchmarks.measure import Figure, Options, Samples, Target
-from scripts.experiments import NEIGHBOURS
+from study.experiments import NEIGHBOURS
+from study.paper import plain_name
 
 FIGURES = {  # rows of each part with --quick
     "iteration": 2,

@@ -9,9 +9,10 @@ import pytest
 import torch
 from conftest import TINY_NETWORK, mostly_slow
 
-from models import build_segmenter, checkpoint
-from models.checkpoint import CheckpointError, previous_path
-from models.run_folder import RunError, RunFolder
+from engine import checkpoint
+from engine.checkpoint import CheckpointError, previous_path
+from engine.run_folder import RunError, RunFolder
+from models import build_segmenter
 
 
 def toy_state(value: float = 1.0) -> dict:
@@ -275,7 +276,7 @@ def test_a_folder_has_one_holder_at_a_time(tmp_path):
 @pytest.mark.slow
 def test_the_lock_dies_with_its_process(tmp_path):
     code = (
-        "import sys, pathlib; from models.run_folder import RunFolder\n"
+        "import sys, pathlib; from engine.run_folder import RunFolder\n"
         "folder = RunFolder(pathlib.Path(sys.argv[1])); folder.lock(); print('held', flush=True); sys.stdin.read()"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]

@@ -14,8 +14,9 @@ import torch.multiprocessing as multiprocessing
 
 import train
 from data import DataError
+from engine import checkpoint
+from engine import ranks as parallel
 from metrics.confusion import ConfusionMatrix
-from models import checkpoint, parallel
 
 
 def free_port() -> int:

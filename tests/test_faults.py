@@ -19,8 +19,9 @@ from test_distributed import become_rank, free_port
 
 import train
 from data.incremental import StepDataset
-from models import checkpoint, parallel
-from models.run_folder import RunFolder
+from engine import checkpoint
+from engine import ranks as parallel
+from engine.run_folder import RunFolder
 
 ROOT = Path(train.__file__).parent
 SMALL = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}

@@ -11,9 +11,9 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.func import functional_call
 
+from engine import checkpoint
 from methods import Weights
 from metrics import flatness, landscape
-from models import checkpoint
 from models.norm import ABN
 from scripts import flatness as script
 

@@ -20,13 +20,14 @@ from data.dataset import Picture
 from data.incremental import StepDataset, train_table
 from data.protocols import Step
 from data.transforms import normalise, test_transform
+from engine import checkpoint
 from engine.probe import figures_of, places_of
-from methods import losses, make_phase
+from methods import make_phase
+from methods.losses import plain as losses
 from metrics import flatness
-from metrics.shown import layout
-from metrics.summary import Run
-from models import checkpoint
 from models.segmenter import Segmenter
+from study.collection import Run
+from tracking.shown import layout
 
 IMAGES = 3
 NAMES = ("loss", "squared_gradient_norm", "top_eigenvalue")

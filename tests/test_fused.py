@@ -4,7 +4,9 @@ import pytest
 import torch
 
 from data.protocols import IGNORE_INDEX
-from methods import METHODS, fused, losses, make_method
+from methods import METHODS, make_method
+from methods.losses import fused
+from methods.losses import plain as losses
 from models import Output
 
 SHAPE = (3, 7, 6, 5)

@@ -8,7 +8,7 @@ from conftest import write_voc
 from test_pretrained import write_mib
 
 import train
-from models import checkpoint
+from engine import checkpoint
 from models.segmenter import build_segmenter
 from scripts import import_mib
 

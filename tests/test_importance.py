@@ -6,8 +6,8 @@ import pytest
 import torch
 from toys import STEPS, ToySegmenter, toy_batch, weighted_loss
 
-from methods.altersgd import AlterSGD, Consolidate
 from methods.base import Descent, Weights, make_method, published_strength
+from methods.phases.altersgd import AlterSGD, Consolidate
 
 NAMES = ("ewc", "pi", "rw")
 ALPHA = 0.9

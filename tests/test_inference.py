@@ -7,8 +7,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from engine.inference import STRIDE, _starts, predict
 from models import Output, build_segmenter
-from models.inference import STRIDE, _starts, predict
 
 
 @pytest.fixture(scope="module")

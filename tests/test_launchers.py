@@ -14,12 +14,13 @@ import pytest
 
 import train
 from configs.schema import Config, dump_config
-from models.run_folder import read_results
-from scripts import experiments, launchers, reproduce
+from engine.run_folder import read_results
+from scripts import reproduce
 from scripts.crash_test import process_tree
-from scripts.experiments import TABLES, Job, mib
-from scripts.launchers import Event, Task, Training, run_here, run_on_cluster, train_command
-from scripts.plan import PRESETS, list_jobs
+from study import experiments, launchers
+from study.experiments import TABLES, Job, mib
+from study.launchers import Event, Task, Training, run_here, run_on_cluster, train_command
+from study.plan import PRESETS, list_jobs
 
 ROOT = Path(train.__file__).parent
 FEW = ("ft", "lwf_mc", "mib", "mib-altersgd", "joint")

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from data.protocols import BACKGROUND, IGNORE_INDEX
-from methods import losses, make_method, published_strength
+from methods import make_method, published_strength
+from methods.losses import plain as losses
 from models import Output, build_segmenter
 
 B, C, H, W = 2, 5, 2, 3

@@ -8,11 +8,11 @@ import pytest
 import torch
 
 from data.protocols import IGNORE_INDEX, PROTOCOLS, Step, protocol_steps, steps_from_lists
+from engine.results import step_result
 from metrics import continual
 from metrics.confusion import ConfusionMatrix
 from metrics.health import FiniteGuard, NonFiniteLoss
-from metrics.results import step_result
-from metrics.tables import class_table, format_table, percent, step_table
+from tracking.tables import class_table, format_table, percent, step_table
 
 EVERY_PROTOCOL = [(dataset, protocol) for dataset in PROTOCOLS for protocol in PROTOCOLS[dataset]]
 

@@ -11,7 +11,7 @@ import train
 from configs.schema import PhaseConfig, load_config
 from data.protocols import PROTOCOLS
 from methods import METHODS, published_strength
-from metrics import paper
+from study import paper
 
 HALF_A_DIGIT = 0.05
 MIB = "configs/methods/mib.yaml"

@@ -16,7 +16,11 @@ from torch.nn import functional as F
 
 import train
 from data.protocols import IGNORE_INDEX, Step
-from methods import fused, losses, make_method
+from engine import checkpoint
+from engine.ranks import start_ranks
+from methods import make_method
+from methods.losses import fused
+from methods.losses import plain as losses
 from methods.plop import (
     CODE_BINS,
     PLOP,
@@ -27,9 +31,8 @@ from methods.plop import (
     share_of_sure,
     uncertainty,
 )
-from models import Output, build_segmenter, checkpoint
+from models import Output, build_segmenter
 from models.norm import NORMS
-from models.parallel import start_ranks
 
 EXACT = {"rtol": 1e-10, "atol": 1e-10}
 STEP = Step(1, (1, 2), (3,))  # background, two old classes, a new one

@@ -12,7 +12,8 @@ from PIL import Image
 
 from data.files import open_picture
 from data.palette import palette_image, voc_palette
-from models import build_segmenter, checkpoint
+from engine import checkpoint
+from models import build_segmenter
 from scripts import predict
 
 STEPS = [[0, 7, 3], [12], [5, 9]]  # class ids of the data set, in learning order

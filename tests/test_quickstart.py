@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from models.run_folder import read_results
+from engine.run_folder import read_results
 from scripts import compare
 
 ROOT = Path(compare.__file__).parent.parent

@@ -14,19 +14,20 @@ from test_report import Page, check_latex
 import train
 from configs.schema import load_config
 from data.protocols import protocol_steps
-from methods.altersgd import AlterSGD
-from metrics import paper
-from metrics.paper import Setting, alternating
-from metrics.results import step_result
-from metrics.summary import Collection, Run, collect
-from scripts import experiments, figures, report, report_readings
-from scripts.experiments import Job
-from scripts.layouts import EMPTY, Table
-from scripts.plan import PRESETS
-from scripts.plan import Run as PlannedRun
-from scripts.readings import CONTROLLED_P, READINGS, SIXTHS, ending_on_a_descent
-from scripts.report_readings import FACTS, mib, over_lambda, over_p
-from scripts.report_tables import table_readings
+from engine.results import step_result
+from methods.phases.altersgd import AlterSGD
+from scripts import report
+from study import experiments, figures, paper
+from study import scoreboard as report_readings
+from study.collection import Collection, Run, collect
+from study.experiments import Job
+from study.layouts import EMPTY, Table
+from study.paper import Setting, alternating
+from study.plan import PRESETS
+from study.plan import Run as PlannedRun
+from study.readings import CONTROLLED_P, READINGS, SIXTHS, ending_on_a_descent
+from study.scoreboard import FACTS, mib, over_lambda, over_p
+from study.tables import table_readings
 
 ROOT = Path(train.__file__).parent
 BASE = load_config([], ["data.root=/nowhere", "data.protocol=15-1"]).model_dump(mode="json")

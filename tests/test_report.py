@@ -14,11 +14,11 @@ from scipy.stats import ttest_rel
 
 from configs.schema import load_config
 from data.protocols import protocol_steps, steps_from_lists
-from metrics import paper
-from metrics.results import step_result
-from metrics.summary import paired, spread
-from scripts import compare, layouts, report
-from scripts.report_tables import SECTIONS
+from engine.results import step_result
+from scripts import compare, report
+from study import layouts, paper
+from study.collection import paired, spread
+from study.tables import SECTIONS
 
 BASE = load_config([], ["data.root=/nowhere", "data.protocol=15-1"]).model_dump(mode="json")
 LEVELS = {"ft": 0.02, "lwf": 0.05, "mib": 0.4, "altersgd": 0.5, "consolidate": 0.48, "offline": 0.7}

@@ -11,11 +11,11 @@ import pytest
 
 import train
 from configs.schema import ConfigError, load_config
-from metrics import paper
-from models.run_folder import RunFolder, read_results
-from scripts import experiments, reproduce
-from scripts.experiments import OBSERVERS, TABLES, experiments_of, mib
-from scripts.plan import PRESETS, SHAPES_SIZES, count_pictures, list_jobs, seconds_per_pass
+from engine.run_folder import RunFolder, read_results
+from scripts import reproduce
+from study import experiments, paper
+from study.experiments import OBSERVERS, TABLES, experiments_of, mib
+from study.plan import PRESETS, SHAPES_SIZES, count_pictures, list_jobs, seconds_per_pass
 
 ROOT = Path(train.__file__).parent
 ROWS = {"table1": 10, "table3": 8, "table4": 16, "figure-p": 6} | {

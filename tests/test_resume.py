@@ -7,8 +7,8 @@ import torch
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train
-from models import checkpoint
-from models.parallel import start_ranks
+from engine import checkpoint
+from engine.ranks import start_ranks
 
 
 class StopAfter:

@@ -16,7 +16,8 @@ from PIL import Image
 import train
 from configs.schema import load_config
 from data.protocols import PROTOCOLS, protocol_steps
-from scripts import compare, plotting
+from scripts import compare
+from tracking import plotting
 
 ROOT = Path(train.__file__).parent
 SHELL_SCRIPTS = sorted(path.name for path in ROOT.glob("scripts/*.sh"))

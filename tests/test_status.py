@@ -9,8 +9,8 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 
 import train
-from models.parallel import start_ranks
-from models.run_folder import RunFolder
+from engine.ranks import start_ranks
+from engine.run_folder import RunFolder
 from scripts import status
 from scripts.status import State
 

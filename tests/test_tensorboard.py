@@ -18,11 +18,11 @@ import train
 from configs.schema import load_config
 from data.palette import voc_palette
 from data.protocols import Step
-from metrics import drawing
-from metrics.drawing import COLUMNS, GAP, TILE_HEIGHT, TITLE_HEIGHT, Logged
-from metrics.progress import Progress
-from metrics.shown import FINAL_METRICS, hyperparameters, layout, pictures_to_show
-from metrics.tensorboard import Board
+from tracking import drawing
+from tracking.drawing import COLUMNS, GAP, TILE_HEIGHT, TITLE_HEIGHT, Logged
+from tracking.progress import Progress
+from tracking.shown import FINAL_METRICS, hyperparameters, layout, pictures_to_show
+from tracking.tensorboard import Board
 
 EVERYTHING = {"scalars": 0, "images": 0, "tensors": 0}
 STEPS = (Step(0, (), (7,)), Step(1, (7,), (15,)))
@@ -268,7 +268,7 @@ def test_a_board_that_is_not_enabled_writes_nothing(tmp_path):
 
 @pytest.mark.parametrize("seconds", [0, 30])
 def test_in_a_log_file_progress_is_a_line_now_and_then(seconds, board, monkeypatch, capsys):
-    monkeypatch.setattr("metrics.progress.SECONDS_BETWEEN_LINES", seconds)
+    monkeypatch.setattr("tracking.progress.SECONDS_BETWEEN_LINES", seconds)
     progress = Progress(board, title="step 1/5", total=3, done=0, offset=0, batch_size=8, quiet=False)
     for iteration in (1, 2, 3):
         progress(iteration, {"seg": np.float32(iteration)}, learn=1.0, keep=5.0, lr=0.25)

@@ -12,9 +12,9 @@ from conftest import mostly_slow
 from test_resume import assert_same_statistics
 
 import train
+from engine import checkpoint
+from engine.ranks import start_ranks
 from methods import METHODS, PHASES
-from models import checkpoint
-from models.parallel import start_ranks
 
 ROOT = Path(train.__file__).parent
 

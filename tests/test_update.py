@@ -18,14 +18,15 @@ from toys import STEPS, ToySegmenter, toy_batch, weighted_loss
 import train
 from configs import ConfigError, load_config, yaml_core
 from data.protocols import Step
+from engine import checkpoint
+from engine import ranks as parallel
+from engine.run_folder import RunFolder
 from methods import METHODS, PHASES, UPDATES, AlterSGD, Method, Weights, make_method, make_update, register
 from methods.cpr import confidence, penalise_confidence
-from methods.gradient_penalty import GradientPenalty
-from methods.sam import SAM
-from models import checkpoint, parallel
-from models.run_folder import RunFolder
+from methods.updates.gradient_penalty import GradientPenalty
+from methods.updates.sam import SAM
 from scripts.benchmarks import training
-from scripts.plan import PRESETS, State, list_jobs, look_at
+from study.plan import PRESETS, State, list_jobs, look_at
 
 CONFIGS = Path(train.__file__).parent / "configs"
 TINY = (*training.QUICK, "data.crop=32", "model.output_stride=8", "model.dilations=[1, 2, 3]")

@@ -13,8 +13,8 @@ from data.incremental import StepDataset, test_table
 from data.loaders import test_loader
 from data.protocols import IGNORE_INDEX, protocol_steps
 from data.transforms import normalise, test_transform
+from engine.inference import predict
 from metrics.confusion import ConfusionMatrix
-from models.inference import predict
 from models.segmenter import Segmenter, build_segmenter
 from scripts.benchmarks.measure import (
     Figure,

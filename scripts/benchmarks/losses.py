@@ -8,8 +8,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from data.protocols import IGNORE_INDEX
-from methods import fused
-from methods import losses as plain
+from methods.losses import fused
+from methods.losses import plain as plain
 from scripts.benchmarks.measure import (
     Figure,
     Options,

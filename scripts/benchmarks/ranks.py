@@ -9,7 +9,7 @@ from pathlib import Path
 
 import torch
 
-from models.parallel import Ranks, start_ranks, stop_ranks
+from engine.ranks import Ranks, start_ranks, stop_ranks
 from scripts.benchmarks.measure import timed
 from scripts.benchmarks.training import STEPS, Trainee, begin_last_step, make_run
 

@@ -12,10 +12,10 @@ from torch import Tensor
 
 from data import Dataset
 from data.protocols import Step, protocol_steps
+from engine.ranks import Ranks, start_ranks, wrap
+from engine.run_folder import RunFolder
 from methods import Method, make_method, make_update, penalise_confidence
 from metrics.health import FiniteGuard
-from models.parallel import Ranks, start_ranks, wrap
-from models.run_folder import RunFolder
 from models.segmenter import Segmenter, build_segmenter
 from scripts.benchmarks.measure import Figure, Options, Target, interleave, ratio, timed
 from train import (

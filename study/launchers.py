@@ -29,7 +29,7 @@ class LauncherError(ValueError):
 
 
 class StopRequest(Protocol):
-    """Whether somebody asked to stop, as models.parallel has it, which this module does without: jobs of a cluster
+    """Whether somebody asked to stop, as engine.ranks has it, which this module does without: jobs of a cluster
     import it, and torch would only make them slow to start."""
 
     requested: bool

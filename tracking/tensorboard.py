@@ -14,8 +14,8 @@ from PIL import Image
 
 from data.palette import palette_image, voc_palette
 from data.protocols import IGNORE_INDEX, Step
-from metrics import drawing
-from metrics.shown import FINAL_METRICS, FIRST_COLUMNS, hyperparameters, layout
+from tracking import drawing
+from tracking.shown import FINAL_METRICS, FIRST_COLUMNS, hyperparameters, layout
 
 
 class Board:

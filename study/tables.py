@@ -9,21 +9,10 @@ from dataclasses import replace
 from typing import Any
 
 from data.protocols import BACKGROUND
-from metrics import paper
 from metrics.continual import group_names
-from metrics.paper import Setting
-from metrics.summary import (
-    FLATNESS,
-    LOGGED_FLATNESS,
-    SMALLEST_TEST,
-    Collection,
-    Difference,
-    machine_differences,
-    spread,
-)
-from scripts import report_readings
-from scripts.layouts import EMPTY, Section, Table
-from scripts.report_cells import (
+from study import paper
+from study import scoreboard as report_readings
+from study.cells import (
     KEYS,
     background_taken_for,
     cell,
@@ -42,6 +31,17 @@ from scripts.report_cells import (
     signed,
     time_of_a_picture,
 )
+from study.collection import (
+    FLATNESS,
+    LOGGED_FLATNESS,
+    SMALLEST_TEST,
+    Collection,
+    Difference,
+    machine_differences,
+    spread,
+)
+from study.layouts import EMPTY, Section, Table
+from study.paper import Setting
 
 CLASSES_IN_A_TABLE = 15
 CONTRADICTION = (

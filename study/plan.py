@@ -24,10 +24,10 @@ from data.incremental import select_train
 from data.index import build_index
 from data.official import LISTS, STEP_SIZES
 from data.protocols import PROTOCOLS, configured_steps
+from engine.run_folder import RunError, RunFolder
 from methods import UPDATES
-from metrics.tables import format_table
-from models.run_folder import RunError, RunFolder
-from scripts.experiments import Job, experiments_of, jobs_of, planned_keys
+from study.experiments import Job, experiments_of, jobs_of, planned_keys
+from tracking.tables import format_table
 from train import read_config
 
 QUICKSTART = Path(__file__).parent.parent / "results" / "quickstart"

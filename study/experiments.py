@@ -11,8 +11,8 @@ from pathlib import Path
 
 from configs.schema import Config, DataConfig
 from methods import METHODS, published_strength
-from metrics.paper import LAMBDAS
-from scripts.readings import CONTROLLED_P, CORNERS, PUBLISHED_P, READINGS, SIXTHS, Reading
+from study.paper import LAMBDAS
+from study.readings import CONTROLLED_P, CORNERS, PUBLISHED_P, READINGS, SIXTHS, Reading
 
 THIRTIETHS = (5, 10, 15, 20, 25, 30)  # p
 DEFAULT_THIRTIETHS, PLAIN_THIRTIETHS = 25, 30  # configs/altersgd.yaml; no iteration is left to alternate

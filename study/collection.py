@@ -1,6 +1,6 @@
 """From many results.json to numbers that may be compared: runs sorted by what they did, means over seeds, paired tests.
 
-Runs are told apart by their config alone (`metrics.paper.setting_of`), never by the name of a folder. Only runs of one
+Runs are told apart by their config alone (`study.paper.setting_of`), never by the name of a folder. Only runs of one
 recipe - all of the config but method, phase, lambda and seed, and the same pictures - are put side by side.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 from configs.schema import FREE_KEYS, config_differences, with_defaults
 from data.protocols import BACKGROUND, Step, steps_from_lists
 from metrics import continual
-from metrics.paper import Setting, is_stable_sgd, plain_name, setting_of
+from study.paper import Setting, is_stable_sgd, plain_name, setting_of
 
 SPEED_KEYS = ("train.channels_last", "train.losses")
 AXES = (

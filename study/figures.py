@@ -8,17 +8,17 @@ from typing import Any
 import numpy as np
 
 from data.protocols import BACKGROUND
-from metrics import paper
-from metrics.paper import Setting
-from metrics.summary import Collection, Spread, spread
-from models.run_folder import RunError
-from scripts import plotting
-from scripts.layouts import Image
-from scripts.plotting import Axes, Figure, pyplot
-from scripts.readings import READINGS
-from scripts.report_cells import KEYS, name
-from scripts.report_readings import epochs, over_p
-from scripts.report_tables import altersgd, consolidate, groups, mib, over_lambda, paper_header, shares
+from engine.run_folder import RunError
+from study import paper
+from study.cells import KEYS, name
+from study.collection import Collection, Spread, spread
+from study.layouts import Image
+from study.paper import Setting
+from study.readings import READINGS
+from study.scoreboard import epochs, over_p
+from study.tables import altersgd, consolidate, groups, mib, over_lambda, paper_header, shares
+from tracking import plotting
+from tracking.plotting import Axes, Figure, pyplot
 
 # Distinct to the colour-blind (after Okabe and Ito); what a report is about has the strongest colours.
 # fmt: off

@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from models.parallel import Ranks, gather_objects
+from engine.ranks import Ranks, gather_objects
 from models.segmenter import Segmenter, rebuild_segmenter
 
 FOLDER_MARK = 0x10  # in the attributes of a zip record

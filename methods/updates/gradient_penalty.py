@@ -18,7 +18,7 @@ import torch
 from torch import nn
 
 from methods.base import Weights
-from methods.update import UPDATES, Evaluate, Terms, Update, moved, same_statistics, take_gradients
+from methods.updates.plain import UPDATES, Evaluate, Terms, Update, moved, same_statistics, take_gradients
 
 SEGMENTATION_ONLY = Weights(learn=1.0, keep=0.0)
 

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.autograd import Function
 
 from data.protocols import IGNORE_INDEX
-from methods import losses
-from methods.losses import (
+from methods.losses import plain as losses
+from methods.losses.plain import (
     binary_cross_entropy,
     binary_distillation,
     feature_distillation,

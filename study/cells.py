@@ -1,10 +1,10 @@
 """What stands in a cell of a report's table: a figure with its spread over seeds, a difference, a ratio."""
 
 from data.protocols import BACKGROUND
-from metrics import paper
-from metrics.paper import Setting
-from metrics.summary import SMALLEST_TEST, Collection, Difference, Spread, paired, spread
-from scripts.layouts import EMPTY
+from study import paper
+from study.collection import SMALLEST_TEST, Collection, Difference, Spread, paired, spread
+from study.layouts import EMPTY
+from study.paper import Setting
 
 KEYS = ("old", "new", "all")
 

@@ -7,12 +7,12 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from metrics import paper
-from metrics.paper import Setting
-from metrics.summary import Collection, spread
-from scripts.layouts import EMPTY, Section, Table
-from scripts.readings import CONTROLLED_P, CORNERS, PUBLISHED_P, READINGS, SIXTHS, Reading
-from scripts.report_cells import KEYS, cell, difference, listed, means, name, number, p_value, signed
+from study import paper
+from study.cells import KEYS, cell, difference, listed, means, name, number, p_value, signed
+from study.collection import Collection, spread
+from study.layouts import EMPTY, Section, Table
+from study.paper import Setting
+from study.readings import CONTROLLED_P, CORNERS, PUBLISHED_P, READINGS, SIXTHS, Reading
 
 COLLAPSED, KEPT, NEW_GONE = 5.0, -2.0, 2.0  # points of mIoU, of the criteria
 MIB = Fraction(1)  # the share p at which nothing alternates

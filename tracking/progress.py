@@ -8,8 +8,8 @@ from typing import Any
 from torch import Tensor
 from tqdm import tqdm
 
-from metrics.drawing import Curves, Logged
-from metrics.tensorboard import Board
+from tracking.drawing import Curves, Logged
+from tracking.tensorboard import Board
 
 SECONDS_BETWEEN_LINES = 30  # in a log file
 

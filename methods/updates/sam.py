@@ -15,7 +15,7 @@ The cost is two gradient evaluations per update; the teacher passes once.
 from torch import nn
 
 from methods.base import Weights
-from methods.update import UPDATES, Evaluate, Terms, Update, moved, same_statistics, take_gradients
+from methods.updates.plain import UPDATES, Evaluate, Terms, Update, moved, same_statistics, take_gradients
 
 
 class SAM(Update):

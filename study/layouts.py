@@ -9,7 +9,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from metrics.tables import markdown_table
+from tracking.tables import markdown_table
 
 EMPTY = "\N{EN DASH}"
 WIDE = 9  # columns; wider LaTeX tables are scaled to the width of a line

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from data.files import write_atomically
-from models import checkpoint
+from engine import checkpoint
 
 
 class RunError(ValueError):

@@ -1,0 +1,1 @@
+"""How the gradient of an update is formed."""
