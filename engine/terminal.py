@@ -6,6 +6,8 @@ import sys
 from collections.abc import Callable
 from typing import NoReturn
 
+STOPPED_BY_SIGNAL = 75  # everything is saved, and the same command goes on
+
 
 def exit_with(main: Callable[[list[str]], int]) -> NoReturn:
     """Exit with the code of `main`; without a traceback where nobody reads its output any more, as in `... | head`."""

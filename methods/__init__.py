@@ -13,7 +13,6 @@ from methods.base import (
     published_strength,
     register,
 )
-from methods.cpr import penalise_confidence
 from methods.phases.altersgd import PHASES, AlterSGD, Consolidate, make_phase
 from methods.updates.plain import UPDATES, Evaluate, Update, make_update
 
@@ -35,7 +34,6 @@ __all__ = [
     "make_method",
     "make_phase",
     "make_update",
-    "penalise_confidence",
     "published_strength",
     "register",
 ]

@@ -141,7 +141,9 @@ class WithObservers(Method):
 
     def __init__(self, method: Method, observers: Sequence[Method]):
         self.name, self.method, self.observers = method.name, method, observers
-        self.segmentation_loss, self.retention_losses = method.segmentation_loss, method.retention_losses
+
+    def segmentation_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        return self.method.segmentation_loss(logits, labels)
 
     def begin_step(self, model: nn.Module, step) -> None:
         assert step.index == 0, "later, every method trains a model of its own"

@@ -11,16 +11,8 @@ import math
 
 from torch import Tensor
 
-from methods.base import Method
-
 
 def confidence(logits: Tensor) -> Tensor:
     """KL(p || uniform) = log C - H(p), the mean over pixels."""
     log_p = logits.log_softmax(dim=1)
     return math.log(logits.shape[1]) + (log_p.exp() * log_p).sum(dim=1).mean()
-
-
-def penalise_confidence(method: Method, beta: float) -> None:
-    """Adds the term to the method's segmentation loss."""
-    loss = method.segmentation_loss
-    method.segmentation_loss = lambda logits, labels: loss(logits, labels) + beta * confidence(logits)

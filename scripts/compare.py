@@ -7,20 +7,14 @@ import argparse
 import sys
 from pathlib import Path
 
-import numpy as np
-import torch
-
-from configs.schema import ConfigError, load_config
-from data import DataError, load_dataset
-from data.files import read_image, read_mask
-from data.palette import voc_palette
+from configs.schema import ConfigError
+from data import DataError
 from data.protocols import Step, steps_from_lists
-from data.transforms import normalise
 from engine import checkpoint
-from engine.inference import predict
 from engine.run_folder import RunError, read_results
 from engine.terminal import exit_with
 from metrics.continual import group_names
+from study.panels import example_panels
 from tracking.tables import format_table, markdown_table, percent
 
 
@@ -105,24 +99,6 @@ def draw(
             if cells is panels[0]:
                 cell.set_title(title, fontsize=9)
     save(figure, path, dpi=110)
-
-
-@torch.inference_mode()
-def example_panels(runs: list[Path], last_steps: list[int], count: int) -> list[list[np.ndarray]]:
-    """For some test pictures of old and new classes: the picture, the truth, and what each run's last model sees."""
-    config = load_config([runs[0] / "config.yaml"])
-    dataset = load_dataset(config.data.dataset, config.data.root, config.data.train_list)
-    chosen = dataset.test[:: max(1, len(dataset.test) // count)][:count]
-    palette = voc_palette()
-    images = [read_image(picture.image) for picture in chosen]
-    panels = [[image, palette[read_mask(p.mask)]] for image, p in zip(images, chosen, strict=True)]
-    for run, step in zip(runs, last_steps, strict=True):
-        model, state = checkpoint.load_segmenter(run / f"step_{step}.pt")
-        model, ids = model.eval(), np.array(state["class_ids"])
-        for image, cells in zip(images, panels, strict=True):
-            batch = normalise(torch.from_numpy(image).permute(2, 0, 1)[None])
-            cells.append(palette[ids[predict(model, batch).argmax(dim=1)[0].numpy()]])
-    return panels
 
 
 if __name__ == "__main__":

@@ -32,13 +32,13 @@ from data.transforms import normalise, test_transform, train_transform
 from engine import checkpoint
 from engine.ranks import be_deterministic
 from engine.run_folder import RunError, RunFolder
+from engine.step import load_method_state
 from methods import Method, make_method, make_phase
 from methods.importance import ImportanceMethod
 from metrics import flatness, landscape
 from models.segmenter import Output, Segmenter
 from study.collection import FLATNESS_FILE
 from tracking.tables import format_table
-from train import load_method_state
 
 PLACES = [i / 20 for i in range(21)]  # along the line from the model before the step to the one after it
 SPAN = 0.5  # how far to go along a random direction, in lengths of the filters

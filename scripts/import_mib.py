@@ -14,9 +14,9 @@ from configs.schema import ConfigError, dump_config
 from data import ade, voc
 from data.protocols import protocol_steps
 from engine import checkpoint
+from engine.arguments import read_config
 from models.pretrained import WeightsError, import_mib_checkpoint
 from models.segmenter import build_segmenter
-from train import read_config
 
 CLASS_NAMES = {"voc": voc.CLASS_NAMES, "ade": ade.CLASS_NAMES}
 

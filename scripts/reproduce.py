@@ -28,11 +28,10 @@ from data import DataError, shapes
 from data.protocols import steps_from_lists
 from engine.ranks import StopRequest
 from engine.run_folder import RunError, RunFolder
-from engine.terminal import exit_with
+from engine.terminal import STOPPED_BY_SIGNAL, exit_with
 from metrics.continual import group_names
 from study.experiments import TABLES
 from study.launchers import (
-    STOPPED_BY_SIGNAL,
     Event,
     Events,
     LauncherError,

@@ -54,7 +54,7 @@ def images(section: str, runs: Collection) -> list[Image]:
 
 def pictures(runs: Collection, count: int) -> Image:
     """Picture, truth, and what MiB and AlterSGD see after the last step, by the first seed that both have."""
-    from scripts.compare import example_panels
+    from study.panels import example_panels
 
     pair = {"MiB": runs.cells.get(mib(runs), {}), "AlterSGD": runs.cells.get(altersgd(runs), {})}
     both = sorted(pair["MiB"].keys() & pair["AlterSGD"].keys())

@@ -16,9 +16,10 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
+from engine.terminal import STOPPED_BY_SIGNAL
+
 POLL_SECONDS = 0.2
 CLUSTER_POLL_SECONDS = 1.0
-STOPPED_BY_SIGNAL = 75  # train.py saved and left
 MINUTES_PER_JOB = 24 * 60
 MOST_REQUEUES = 100  # of a Slurm job that reached its time limit
 PATIENCE_SECONDS = 120  # of a Slurm job that was told to end, for the signal to requeue

@@ -197,6 +197,8 @@ def _setting_of(config: Mapping[str, Any]) -> Setting:
         return Setting(name, lambda_a, changes=changes)
     if phase["name"] in ("pause", "stop"):
         lambda_b = lambda_a
+    if phase["every"] == 1:
+        phase = {**phase, "every": "iteration"}
     effective = _effective_choices(phase, lambda_a == lambda_b)
     changes += tuple((key, phase[key]) for key in effective if phase[key] != CHOICES[key][0])
     return Setting(name, lambda_a, phase["name"], p, lambda_b, changes)

@@ -24,11 +24,11 @@ from data.incremental import select_train
 from data.index import build_index
 from data.official import LISTS, STEP_SIZES
 from data.protocols import PROTOCOLS, configured_steps
+from engine.arguments import read_config
 from engine.run_folder import RunError, RunFolder
 from methods import UPDATES
 from study.experiments import Job, experiments_of, jobs_of, planned_keys
 from tracking.tables import format_table
-from train import read_config
 
 QUICKSTART = Path(__file__).parent.parent / "results" / "quickstart"
 Sizes = tuple[int, ...]  # training pictures of each step

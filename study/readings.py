@@ -55,6 +55,6 @@ def ending_on_a_descent(p: Fraction, epochs: int) -> Fraction:
 
     At least three, as far as there are as many: a single one would be plain training.
     """
-    least = min(3, epochs)
-    odd = [Fraction(epochs - left, epochs) for left in range(1, epochs + 1, 2) if left >= least]
+    left = [n for n in range(1, epochs + 1, 2) if n >= 3] or [1]
+    odd = [Fraction(epochs - n, epochs) for n in left]
     return min(odd, key=lambda share: (abs(share - p), share))

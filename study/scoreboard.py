@@ -137,7 +137,7 @@ def best(runs: Collection, reading: Reading) -> Verdict:
     values = {p: _mean(same, setting, "all") for p, setting in settings.items()}
     if None in values.values():
         return UNKNOWN
-    highest = max(values, key=lambda p: values[p] or 0.0)
+    highest = max(reversed(values), key=lambda p: (values[p] or 0.0, p == PUBLISHED_P))
     where = "MiB" if highest == MIB else f"p {show_share(reading.share(highest, epochs(runs)))}"
     return Verdict(highest == PUBLISHED_P, f"{where} with {number(values[highest])}")
 

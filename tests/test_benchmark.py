@@ -13,6 +13,7 @@ import train
 from data import load_dataset, shapes
 from data.incremental import StepDataset, train_table
 from data.transforms import normalise, train_transform
+from engine.arguments import read_config
 from methods.losses import plain as plain_losses
 from metrics.confusion import ConfusionMatrix
 from models.norm import ABN
@@ -207,7 +208,7 @@ def test_the_report_finds_the_time_of_every_neighbour():
     """By the names that runs of the shipped overlays have."""
     mib = "configs/methods/mib.yaml"
     arguments = [[mib, f"configs/{overlay}.yaml"] for overlay in NEIGHBOURS] + [["configs/methods/plop.yaml"]]
-    names = {plain_name(train.read_config(overlays).model_dump()) for overlays in arguments}
+    names = {plain_name(read_config(overlays).model_dump()) for overlays in arguments}
     measured = {figure.what for figure in training.updates(Options(quick=True, repeats=1))}
     assert measured == {f"{name} / plain mib" for name in names} and len(names) == 7
 

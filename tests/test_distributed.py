@@ -12,10 +12,13 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 
+import engine.step
 import train
 from data import DataError
 from engine import checkpoint
 from engine import ranks as parallel
+from engine.arguments import read_config
+from engine.run import prepare
 from metrics.confusion import ConfusionMatrix
 
 
@@ -82,7 +85,7 @@ def test_two_ranks_end_with_the_weights_of_one_process(method, accumulate, phase
 def watched_rank(rank: int, world: int, port: int, arguments: list[str], code: int) -> None:
     """Train, told to stop at once if the exit code is to be that, and look what is left when the group is left."""
     become_rank(rank, world, port)
-    students, left, wrap, leave = [], [], train.wrap, dist.destroy_process_group
+    students, left, wrap, leave = [], [], engine.step.wrap, dist.destroy_process_group
 
     def watched_wrap(*arguments):
         student = wrap(*arguments)
@@ -93,7 +96,7 @@ def watched_rank(rank: int, world: int, port: int, arguments: list[str], code: i
         left.extend(student() for student in students)
         leave()
 
-    train.wrap, dist.destroy_process_group = watched_wrap, watched_leave
+    engine.step.wrap, dist.destroy_process_group = watched_wrap, watched_leave
     parallel.StopRequest.requested = property(lambda self: code != 0, lambda self, value: None)
     gc.disable()  # or it might be gone by chance
     assert train.main(arguments) == code
@@ -134,4 +137,4 @@ def test_a_batch_that_the_ranks_cannot_share_is_refused(toy_arguments, capsys, m
     alone = parallel.start_ranks("cpu")
     pretended = parallel.Ranks(0, 3, 0, alone.device, None)
     with pytest.raises(DataError, match="3 ranks"):
-        train.prepare_run(train.read_config(toy_arguments()), pretended, None)
+        prepare(read_config(toy_arguments()), pretended, None)

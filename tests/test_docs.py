@@ -24,6 +24,7 @@ from configs.layers import Layers
 from configs.schema import ConfigError, load_config
 from data.official import STEP_SIZES
 from data.protocols import PROTOCOLS
+from engine.arguments import read_config
 from methods import METHODS
 from scripts import compare, reproduce
 from scripts import protocol_picture as drawn
@@ -155,7 +156,7 @@ def check_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def check_training(arguments: list[str], ranks: int = 1) -> None:
-    batch = train.read_config(arguments).train
+    batch = read_config(arguments).train
     assert batch.batch_size % (ranks * batch.accumulate) == 0, (
         f"{batch.batch_size} pictures cannot be shared out among {ranks} ranks"
     )
@@ -353,7 +354,7 @@ def test_the_index_lists_every_document():
 
 
 def test_altersgd_is_quoted_from_the_code():
-    code = {line.strip() for line in sources("train.py", "methods/phases/altersgd.py").splitlines()}
+    code = {line.strip() for line in sources("engine/*.py", "methods/phases/altersgd.py").splitlines()}
     blocks = [block for block in split(ROOT / "docs/altersgd.md")[0] if block.language == "python"]
     assert len(blocks) == 2
     for line in "\n".join(block.text for block in blocks).splitlines():

@@ -21,7 +21,9 @@ import train
 from data.incremental import StepDataset
 from engine import checkpoint
 from engine import ranks as parallel
-from engine.run_folder import RunFolder
+from engine.arguments import read_config
+from engine.run import prepare
+from engine.run_folder import RunError, RunFolder
 
 ROOT = Path(train.__file__).parent
 SMALL = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -88,9 +90,10 @@ def test_a_signal_to_every_process_leaves_the_loaders_alive_until_all_is_saved(
 FAILING = """
 import sys
 import train
-def objective_of(*arguments):
+from engine.objective import Objective
+def on_next_batch(self):
     raise ZeroDivisionError("a mistake")
-train.objective_of = objective_of
+Objective.on_next_batch = on_next_batch
 sys.exit(train.main(sys.argv[1:]))
 """
 
@@ -205,16 +208,17 @@ DYING_RANK = """
 import os, signal, sys
 from pathlib import Path
 import train
-original, note = train.objective_of, Path(sys.argv.pop())
+from engine.objective import Objective
+original, note = Objective.on_next_batch, Path(sys.argv.pop())
 count = 0
-def objective_of(*arguments):
+def on_next_batch(self):
     global count
     count += 1
     if os.environ["RANK"] == "1" and count == 7 and not note.exists():
         note.touch()
         os.kill(os.getpid(), signal.SIGKILL)
-    return original(*arguments)
-train.objective_of = objective_of
+    return original(self)
+Objective.on_next_batch = on_next_batch
 sys.exit(train.main(sys.argv[1:]))
 """
 
@@ -296,14 +300,14 @@ def test_ranks_that_drift_apart_are_noticed():
 
 def test_norms_that_cannot_synchronise_are_refused(toy_arguments, tmp_path):
     pytest.importorskip("inplace_abn")
-    config = train.read_config(toy_arguments("model.norm=iabn"))
+    config = read_config(toy_arguments("model.norm=iabn"))
     alone = parallel.start_ranks("cpu")
-    run = train.prepare_run(config, alone, None)
+    run = prepare(config, alone, None)
     two = type(
         "Group", (), {"size": lambda self: 2}
     )()  # what the norm asks of a process group before it refuses
     run.ranks = parallel.Ranks(0, 2, 0, alone.device, two)
-    with pytest.raises(train.RunError, match=r"model\.norm=abn|model\.sync=false"):
+    with pytest.raises(RunError, match=r"model\.norm=abn|model\.sync=false"):
         train.train_step(run, run.steps[0])
     run.folder.unlock()
 

@@ -21,6 +21,7 @@ from data.incremental import StepDataset, train_table
 from data.protocols import Step
 from data.transforms import normalise, test_transform
 from engine import checkpoint
+from engine.arguments import read_config
 from engine.probe import figures_of, places_of
 from methods import make_phase
 from methods.losses import plain as losses
@@ -174,12 +175,12 @@ def test_without_a_retention_term_there_is_no_objective(toy_arguments, tmp_path)
 )
 def test_places(options, places, toy_arguments):
     options = ("phase.name=altersgd", *(f"phase.{option}" for option in options.split()))
-    config = train.read_config(toy_arguments(*options, "run.flatness=1"))
+    config = read_config(toy_arguments(*options, "run.flatness=1"))
     phase = make_phase(step=1, strength=1.0, epoch=3, **config.phase.model_dump())
     length = {"epoch": 3, "total": 12, "last": phase.last_iteration(12)}
     assert places_of(config, Step(1, (1,), (2,)), **length) == places
     assert places_of(config, Step(0, (), (1,)), **length) == {}
-    config = train.read_config(toy_arguments(*options, "run.flatness=0"))
+    config = read_config(toy_arguments(*options, "run.flatness=0"))
     assert places_of(config, Step(1, (1,), (2,)), **length) == {}
 
 

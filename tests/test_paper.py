@@ -7,9 +7,9 @@ from typing import get_args
 import pytest
 import yaml
 
-import train
 from configs.schema import PhaseConfig, load_config
 from data.protocols import PROTOCOLS
+from engine.arguments import read_config
 from methods import METHODS, published_strength
 from study import paper
 
@@ -20,7 +20,7 @@ ALTERSGD = (MIB, "configs/altersgd.yaml")
 
 def config(*arguments: str) -> dict:
     """Resolved, as it stands in results.json."""
-    return train.read_config([*arguments, "data.root=/nowhere"]).model_dump(mode="json")
+    return read_config([*arguments, "data.root=/nowhere"]).model_dump(mode="json")
 
 
 # ---- the figures ------------------------------------------------------------------------------------------------------

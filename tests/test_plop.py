@@ -313,8 +313,11 @@ def test_step_0_is_plain_cross_entropy_to_the_last_bit():
 
 @pytest.mark.parametrize("body", ["resnet_tiny", "mobilenet_v2"])
 @pytest.mark.parametrize("norm", NORMS)
-def test_stages_are_intact_when_the_losses_read_them(norm, body):
-    """Whatever a norm overwrites: values and gradients are those of the plain one."""
+def test_stages_are_intact_when_the_losses_read_them(norm, body, double_precision):
+    """Whatever a norm overwrites: values and gradients are those of the plain one.
+
+    In double precision: what iabn rounds when it undoes an activation depends on the processor, and grows through the network.
+    """
     if norm == "iabn":
         pytest.importorskip("inplace_abn")
     found = {}
@@ -332,7 +335,7 @@ def test_stages_are_intact_when_the_losses_read_them(norm, body):
         (distance + output.logits.logsumexp(dim=1).mean()).backward()
         found[kind] = values, [p.grad for p in model.parameters()]
     for a, b in zip(found["abn"][0] + found["abn"][1], found[norm][0] + found[norm][1], strict=True):
-        torch.testing.assert_close(b, a, rtol=2e-3, atol=2e-3 * max(1.0, a.abs().max().item()))
+        torch.testing.assert_close(b, a, rtol=1e-6, atol=1e-6 * max(1.0, a.abs().max().item()))
 
 
 def test_stages_are_read_before_activation_and_before_upsampling():

@@ -14,6 +14,7 @@ from test_report import Page, check_latex
 import train
 from configs.schema import load_config
 from data.protocols import protocol_steps
+from engine.arguments import read_config
 from engine.results import step_result
 from methods.phases.altersgd import AlterSGD
 from scripts import report
@@ -100,7 +101,7 @@ def test_controls_of_whole_epochs_of_all_of_l_also_train_for_the_one_that_does_n
 
 
 def setting(*arguments: str) -> Setting:
-    config = train.read_config([*arguments, "data.root=/nowhere"]).model_dump(mode="json")
+    config = read_config([*arguments, "data.root=/nowhere"]).model_dump(mode="json")
     return paper.setting_of(config)
 
 
@@ -193,9 +194,7 @@ def test_stop_costs_what_it_runs_and_pause_what_it_passes(tmp_path):
 
     def passes(phase: str, *options: str) -> int:
         overlays = ("configs/voc/15-1.yaml", f"configs/{phase}.yaml")
-        config = train.read_config(
-            [*overlays, "data.steps=[[1], [2], [3]]", f"run.folder={tmp_path}", *options]
-        )
+        config = read_config([*overlays, "data.steps=[[1], [2], [3]]", f"run.folder={tmp_path}", *options])
         return PlannedRun(Job("run", (), needs="step0"), config, sizes).passes()
 
     assert passes("pause") == passes("altersgd") == 30 * 17

@@ -11,6 +11,7 @@ import pytest
 
 import train
 from configs.schema import ConfigError, load_config
+from engine.arguments import read_config
 from engine.run_folder import RunFolder, read_results
 from scripts import reproduce
 from study import experiments, paper
@@ -176,7 +177,7 @@ def test_joint_follows_own_steps(tmp_path):
 
 def test_pictures_are_counted_in_the_data_set(toy_voc, tmp_path):
     own = ["data.steps=[[1, 2], [3]]", f"data.cache={tmp_path}", f"data.root={toy_voc}"]
-    config = train.read_config(["configs/quickstart.yaml", *own])
+    config = read_config(["configs/quickstart.yaml", *own])
     assert count_pictures(config.data) == (8, 4)
 
 

@@ -8,7 +8,10 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 import train
 from engine import checkpoint
+from engine.arguments import read_config
 from engine.ranks import start_ranks
+from engine.watch import StoppedBySignal
+from methods import Method
 
 
 class StopAfter:
@@ -27,7 +30,7 @@ NEVER = 10**9
 
 
 def run_until(arguments: list[str], count: int) -> None:
-    train.walk(train.read_config(arguments), start_ranks("cpu"), StopAfter(count))
+    train.walk(read_config(arguments), start_ranks("cpu"), StopAfter(count))
 
 
 def stop_and_go(arguments: list[str], count: int) -> int:
@@ -36,7 +39,7 @@ def stop_and_go(arguments: list[str], count: int) -> int:
         try:
             run_until(arguments, count)
             return start
-        except train.StoppedBySignal:
+        except StoppedBySignal:
             continue
     raise AssertionError("the run never ended")
 
@@ -107,7 +110,7 @@ def test_a_run_stopped_inside_an_ascent_or_a_pause_goes_on_there(options, toy_ar
     start = toy_run(options[0], "train.batch_size=2", "train.last_step=0", name="first") / "step_0.pt"
     options = (*options, "train.batch_size=2", f"train.start_from={start}")
     run_until(toy_arguments(*options, name="whole"), NEVER)
-    with pytest.raises(train.StoppedBySignal, match="step 1, iteration 5 of 8"):
+    with pytest.raises(StoppedBySignal, match="step 1, iteration 5 of 8"):
         run_until(toy_arguments(*options, name="pieces"), 2 * 4)  # asked twice in an iteration
     saved = checkpoint.load(tmp_path / "runs/pieces/resume.pt")
     assert saved["position"]["iteration"] == 5
@@ -139,7 +142,7 @@ def test_logs_of_a_resumed_run_have_no_doubled_points(toy_arguments, tmp_path):
             return False
 
     with pytest.raises(Killed):
-        train.walk(train.read_config(arguments), start_ranks("cpu"), KillAfter(8))
+        train.walk(read_config(arguments), start_ranks("cpu"), KillAfter(8))
     run_until(arguments, NEVER)
     events = EventAccumulator(str(tmp_path / "runs/run")).Reload()
     for tag in ("loss/seg", "lr", "phase/sign"):
@@ -152,7 +155,7 @@ def test_a_damaged_resume_file_falls_back_to_the_one_before(toy_arguments, tmp_p
     options = ("method.name=mib", "run.checkpoint_every=1", "train.epochs=4")
     run_until(toy_arguments(*options, name="whole"), NEVER)
     arguments = toy_arguments(*options, name="hurt")
-    with pytest.raises(train.StoppedBySignal):
+    with pytest.raises(StoppedBySignal):
         run_until(arguments, 9)
     newest = tmp_path / "runs/hurt/resume.pt"
     content = bytearray(newest.read_bytes())
@@ -165,14 +168,14 @@ def test_a_damaged_resume_file_falls_back_to_the_one_before(toy_arguments, tmp_p
 
 
 def test_a_non_finite_loss_stops_with_its_terms_and_pictures(toy_arguments, tmp_path, monkeypatch, capsys):
-    original = train.Method.segmentation_loss
+    original = Method.segmentation_loss
     calls = []
 
     def poisoned(self, logits, labels):
         calls.append(1)
         return original(self, logits, labels) * (float("nan") if len(calls) == 6 else 1.0)
 
-    monkeypatch.setattr(train.Method, "segmentation_loss", poisoned)
+    monkeypatch.setattr(Method, "segmentation_loss", poisoned)
     assert train.main(toy_arguments("run.checkpoint_every=2", "train.epochs=4", "run.log_every=4")) == 2
     message = capsys.readouterr().err
     assert "not finite at iteration 6" in message and "seg = nan" in message and "train_aug_00" in message

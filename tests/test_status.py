@@ -9,8 +9,11 @@ import torch
 from torch.utils.tensorboard import SummaryWriter
 
 import train
+from configs.schema import dump_config
+from engine.arguments import read_config
 from engine.ranks import start_ranks
 from engine.run_folder import RunFolder
+from engine.watch import StoppedBySignal
 from scripts import status
 from scripts.status import State
 
@@ -34,7 +37,7 @@ class Killed(Exception):
 
 
 def walk(arguments: list[str], stop: StopAfter) -> None:
-    train.walk(train.read_config(arguments), start_ranks("cpu"), stop)
+    train.walk(read_config(arguments), start_ranks("cpu"), stop)
 
 
 @pytest.fixture
@@ -45,7 +48,7 @@ def done(toy_run):
 @pytest.fixture
 def stopped(toy_arguments, tmp_path):
     """By a signal in iteration 2 of the 4 of step 1; each iteration asks twice."""
-    with pytest.raises(train.StoppedBySignal):
+    with pytest.raises(StoppedBySignal):
         walk(toy_arguments("method.name=lwf", name="stopped"), StopAfter(2 * 4 + 2))
     return tmp_path / "runs/stopped"
 
@@ -112,7 +115,7 @@ def test_a_killed_run_is_unfinished_and_goes_on_from_what_it_saved(killed, capsy
 def test_nothing_is_known_of_a_run_that_has_just_begun(toy_arguments, tmp_path, capsys):
     folder = RunFolder(tmp_path / "runs/run")
     folder.lock()
-    folder.write_config(train.dump_config(train.read_config(toy_arguments())))
+    folder.write_config(dump_config(read_config(toy_arguments())))
     row = cells(show(tmp_path / "runs", capsys=capsys)[1])["run"]
     assert row[1:] == ["ft/descent", "running", "0/2", "-", "-", "-", "-", "0:00:00", "?"]
 
@@ -204,11 +207,11 @@ def test_the_learning_rate_tells_the_length_of_a_step(power):
 
 def test_tensorboard_tells_where_a_running_step_is(toy_arguments, tmp_path):
     arguments = toy_arguments("train.epochs=6", "method.name=mib")
-    with pytest.raises(train.StoppedBySignal):
+    with pytest.raises(StoppedBySignal):
         walk(arguments, StopAfter(2 * 9))
     folder = tmp_path / "runs/run"
     [file] = folder.glob("events.*")
-    config = train.read_config(arguments).model_dump(mode="json")
+    config = read_config(arguments).model_dump(mode="json")
     deadline = time.monotonic() + 5
     place = status.logged_place(folder, config, [])
     while place is None and time.monotonic() < deadline:  # the writer is a thread

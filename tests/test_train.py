@@ -13,7 +13,11 @@ from test_resume import assert_same_statistics
 
 import train
 from engine import checkpoint
+from engine.arguments import read_config
+from engine.optim import set_learning_rate
 from engine.ranks import start_ranks
+from engine.run import prepare
+from engine.step import step_loader
 from methods import METHODS, PHASES
 
 ROOT = Path(train.__file__).parent
@@ -285,7 +289,7 @@ def test_unknown_method_option_is_a_config_error(capsys):
 
 
 def test_a_methods_file_without_its_name_is_pointed_out(capsys):
-    for name, is_there in {"fused": True, "fusedd": False, "../train": False}.items():
+    for name, is_there in {"importance": True, "importancee": False, "../train": False}.items():
         assert train.main([f"method.name={name}"]) == 2
         message = capsys.readouterr().err
         assert f"{name!r} is not one of" in message
@@ -348,16 +352,16 @@ def test_published_strengths():
     expected = {"lwf": 100, "lwf_mc": 10, "ilt": 100, "ewc": 500, "rw": 100, "pi": 500, "mib": 10, "ft": 0}
     expected["plop"] = 0.01
     for name, strength in expected.items():
-        config = train.read_config(["configs/voc/15-5.yaml", f"configs/methods/{name}.yaml"])
+        config = read_config(["configs/voc/15-5.yaml", f"configs/methods/{name}.yaml"])
         assert config.method.strength == strength
     mib = ["configs/voc/15-1.yaml", "configs/methods/mib.yaml"]
-    assert train.read_config(mib).method.strength == 100
-    assert train.read_config([*mib, "method.strength=3"]).method.strength == 3
+    assert read_config(mib).method.strength == 100
+    assert read_config([*mib, "method.strength=3"]).method.strength == 3
 
 
 def test_learning_rate_is_poly_from_the_full_rate_on():
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.01)
-    rates = [train.set_learning_rate(optimizer, t, 10, 0.9) for t in (1, 6, 10)]
+    rates = [set_learning_rate(optimizer, t, 10, 0.9) for t in (1, 6, 10)]
     assert rates == pytest.approx([0.01, 0.01 * 0.5**0.9, 0.01 * 0.1**0.9])
     assert optimizer.param_groups[0]["lr"] == rates[-1] and math.isfinite(rates[-1])
 
@@ -506,14 +510,12 @@ def test_pause_keeps_the_weights_of_stop_and_moves_the_norms_alone(options, step
 def test_a_pause_passes_the_images_that_training_would_have_seen(step_1, step_1_arguments):
     options = ("method.name=mib", "phase.p=0.7")
     pause, stop = (step_1(name, f"phase.name={name}", *options) for name in ("pause", "stop"))
-    config = train.read_config(step_1_arguments("pause", "phase.name=pause", *options))
-    run = train.prepare_run(config, start_ranks("cpu"), None)
-    model = train.memory_format(run, checkpoint.load_segmenter(stop / "step_1.pt")[0]).train()
+    config = read_config(step_1_arguments("pause", "phase.name=pause", *options))
+    run = prepare(config, start_ranks("cpu"), None)
+    model = run.place.arrange(checkpoint.load_segmenter(stop / "step_1.pt")[0]).train()
     with torch.no_grad():
-        for images, _ in train.step_loader(
-            run, run.steps[1], iterations=range(6, TOTAL + 1), batch_of=lambda t: t
-        ):
-            model(train.to_device(run, images))
+        for images, _ in step_loader(run, run.steps[1], iterations=range(6, TOTAL + 1), batch_of=lambda t: t):
+            model(run.place.images(images))
     run.folder.unlock()
     assert_same_bits(model.state_dict(), weights_of(pause))
 
@@ -537,7 +539,7 @@ class KilledAt:
 def test_stop_is_descent_until_the_boundary(method, step_1, step_1_arguments, tmp_path):
     stop = step_1("stop", f"method.name={method}", "phase.name=stop", "phase.p=0.7")
     saved = ("run.checkpoint_every=5", "run.log_every=100")  # so it is asked once in an iteration
-    config = train.read_config(step_1_arguments("descent", f"method.name={method}", *saved))
+    config = read_config(step_1_arguments("descent", f"method.name={method}", *saved))
     with pytest.raises(KeyboardInterrupt):
         train.walk(config, start_ranks("cpu"), KilledAt(6))
     state = checkpoint.load(tmp_path / "runs/descent/resume.pt")
@@ -602,7 +604,7 @@ def test_p_1_is_descent_bit_for_bit_in_the_other_readings_and_their_controls(ste
 )
 def test_a_run_whose_steps_end_on_an_ascent_says_so(options, is_said, toy_arguments, capsys):
     arguments = toy_arguments("train.batch_size=2", "phase.name=altersgd", "phase.flip=all", *options)
-    train.prepare_run(train.read_config(arguments), start_ranks("cpu"), None).folder.unlock()
+    prepare(read_config(arguments), start_ranks("cpu"), None).folder.unlock()
     said = capsys.readouterr().out
     assert ("a step ends on an ascent; another p ends on a descent" in said) == is_said
     if is_said:

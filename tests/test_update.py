@@ -13,16 +13,19 @@ import torch.multiprocessing as multiprocessing
 from test_distributed import become_rank, free_port
 from test_resume import NEVER, run_until, stop_and_go
 from torch import Tensor, nn
-from toys import STEPS, ToySegmenter, toy_batch, weighted_loss
+from toys import weighted_loss
 
 import train
 from configs import ConfigError, load_config, yaml_core
 from data.protocols import Step
 from engine import checkpoint
 from engine import ranks as parallel
+from engine.objective import Objective
+from engine.optim import initial_learning_rate
+from engine.placement import AMP_DTYPES
 from engine.run_folder import RunFolder
-from methods import METHODS, PHASES, UPDATES, AlterSGD, Method, Weights, make_method, make_update, register
-from methods.cpr import confidence, penalise_confidence
+from methods import METHODS, PHASES, UPDATES, AlterSGD, Method, Weights, make_update, register
+from methods.cpr import confidence
 from methods.updates.gradient_penalty import GradientPenalty
 from methods.updates.sam import SAM
 from scripts.benchmarks import training
@@ -57,7 +60,10 @@ def apply(trainee: training.Trainee, rule, weights: Weights = DESCENT) -> dict[s
     """The gradient that a rule leaves, and the model untouched but for what the rule does to it."""
     trainee.optimizer.zero_grad(set_to_none=True)
     t = trainee
-    evaluate = train.objective_of(t.run, t.student, t.teacher, t.method, rule, t.scaler, iter(t.batches))
+    objective = Objective(
+        t.run.config, t.run.ranks, t.student, t.teacher, t.method, rule, t.scaler, iter(t.batches)
+    )
+    evaluate = objective.on_next_batch()
     rule(t.model, evaluate, weights, t.scaler.get_scale())
     return {name: p.grad.clone() for name, p in t.model.named_parameters()}
 
@@ -66,7 +72,7 @@ def slow_loss(trainee, model, batches, weights: Weights) -> Tensor:
     """learn * l_seg + keep * R, the mean over the batches."""
     total = 0.0
     for images, labels in batches:
-        pictures = train.to_device(trainee.run, images)
+        pictures = trainee.run.place.images(images)
         total = total + weighted_loss(
             trainee.method, weights, model, pictures, labels.long(), trainee.teacher
         )
@@ -168,7 +174,7 @@ def test_an_overflow_skips_the_update_and_training_goes_on(update, toy_arguments
             scales.append(self.get_scale())
 
     monkeypatch.setattr(torch.amp, "GradScaler", OverflowingScaler)
-    monkeypatch.setitem(train.AMP_DTYPES, "fp16", None)  # float32 with a scaler: a CPU is slow in fp16
+    monkeypatch.setitem(AMP_DTYPES, "fp16", None)  # float32 with a scaler: a CPU is slow in fp16
     monkeypatch.setattr(torch, "empty_like", lambda t, **k: torch.full_like(t, math.nan, **k))
     options = ("train.amp=fp16", f"update.name={update}", "update.from_step=0", "train.last_step=0")
     assert train.main(toy_arguments(*options)) == 0
@@ -259,7 +265,7 @@ def test_two_penalised_updates_add_what_a_pair_of_altersgd_moves():
 def test_every_rule_trains_every_method_under_every_phase(update, method, phase, begin):
     trainee = begin("optim.lr_later=0.001", f"phase.name={phase}", f"update.name={update}", method=method)
     if type(trainee.method).survey is not Method.survey:
-        images = train.to_device(trainee.run, trainee.batch[0])
+        images = trainee.run.place.images(trainee.batch[0])
         with torch.no_grad():
             trainee.method.survey([(trainee.batch[1].long(), trainee.teacher(images))])
     before = copy.deepcopy(list(trainee.model.parameters()))
@@ -267,7 +273,8 @@ def test_every_rule_trains_every_method_under_every_phase(update, method, phase,
         trainee.iterate()
     trainee.guard.check()
     assert all(p.isfinite().all() for p in trainee.model.parameters())
-    assert not all(torch.equal(p, b) for p, b in zip(trainee.model.parameters(), before, strict=True))
+    still = all(torch.equal(p, b) for p, b in zip(trainee.model.parameters(), before, strict=True))
+    assert still == (phase in ("pause", "stop"))
     trainee.method.end_step(trainee.model)
     for statistic in trainee.method.state_dict().values():
         for tensor in statistic.values() if isinstance(statistic, dict) else [statistic]:
@@ -410,17 +417,18 @@ def test_confidence_of_uniform_logits_is_zero_and_of_certain_ones_log_c(level):
 
 @pytest.mark.parametrize("losses", ["plain", "fused"])
 @pytest.mark.parametrize("name", ["ft", "lwf_mc", "mib", "ewc"])
-def test_any_method_may_be_penalised_for_its_confidence(name, losses):
-    torch.manual_seed(0)
-    model = ToySegmenter(3, 1)
-    images, labels = toy_batch(0, 4)
-    logits = model(images).logits
-    method, cautious = (make_method(name, losses=losses) for _ in range(2))
-    penalise_confidence(cautious, 0.25)
-    for m in (method, cautious):
-        m.begin_step(model, STEPS[1])
-    rise = cautious.segmentation_loss(logits, labels) - method.segmentation_loss(logits, labels)
-    assert rise.item() == pytest.approx(0.25 * confidence(logits).item(), rel=1e-9)
+def test_any_method_may_be_penalised_for_its_confidence(name, losses, begin, double_precision):
+    values = []
+    for beta in (0.0, 0.25):
+        trainee = begin(f"method.entropy={beta}", f"train.losses={losses}", method=name)
+        t, rule = trainee, make_update("plain", step=1, from_step=1)
+        objective = Objective(
+            t.run.config, t.run.ranks, t.student, t.teacher, t.method, rule, t.scaler, iter(t.batches)
+        )
+        values.append(objective.on_next_batch()(DESCENT)["seg"].item())
+    with torch.no_grad():
+        expected = confidence(trainee.model(trainee.run.place.images(trainee.batch[0])).logits).item()
+    assert expected > 0 and values[1] - values[0] == pytest.approx(0.25 * expected, rel=1e-6)
 
 
 def test_an_ascent_flips_the_confidence_too(begin, double_precision):
@@ -452,7 +460,7 @@ def test_the_penalty_on_confidence_lowers_it(toy_arguments, tmp_path):
 
 def test_only_the_student_drops_and_only_in_training(begin):
     trainee = begin("model.dropout=0.5")
-    images = train.to_device(trainee.run, trainee.batch[0])
+    images = trainee.run.place.images(trainee.batch[0])
     with torch.no_grad():
         assert trainee.teacher.dropout == 0 and trainee.model.dropout == 0.5
         once, again = (trainee.model(images) for _ in range(2))
@@ -479,8 +487,8 @@ def test_dropout_goes_on_after_a_stop_with_the_same_bits(toy_arguments, tmp_path
 def test_rates_decay_from_step_to_step():
     config = load_config([], ["optim.lr=0.1", "optim.lr_later=0.02", "optim.lr_decay=0.5"])
     steps = [Step(index, (), (1,)) for index in range(4)]
-    assert [train.initial_rate(config, step) for step in steps] == [0.1, 0.02, 0.01, 0.005]
-    assert {train.initial_rate(load_config([]), step) for step in steps[1:]} == {0.001}
+    assert [initial_learning_rate(config.optim, step.index) for step in steps] == [0.1, 0.02, 0.01, 0.005]
+    assert {initial_learning_rate(load_config([]).optim, step.index) for step in steps[1:]} == {0.001}
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 import tempfile
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from itertools import repeat
+from itertools import count, repeat
 from pathlib import Path
 from typing import Any
 
@@ -12,22 +12,17 @@ from torch import Tensor
 
 from data import Dataset
 from data.protocols import Step, protocol_steps
+from engine.arguments import read_config
+from engine.objective import Objective
+from engine.optim import make_optimizer
 from engine.ranks import Ranks, start_ranks, wrap
+from engine.run import Run
 from engine.run_folder import RunFolder
-from methods import Method, make_method, make_update, penalise_confidence
+from engine.step import Training, begin_step, save_step
+from methods import Method, make_method, make_phase, make_update
 from metrics.health import FiniteGuard
 from models.segmenter import Segmenter, build_segmenter
 from scripts.benchmarks.measure import Figure, Options, Target, interleave, ratio, timed
-from train import (
-    Run,
-    begin_step,
-    objective_of,
-    read_config,
-    save_step,
-    set_learning_rate,
-    sync_group,
-    to_device,
-)
 
 TOTAL = 1_000_000  # iterations of a step: enough for any number of repeats
 LATE = TOTAL * 9 // 10  # well inside AlterSGD's phase
@@ -57,7 +52,7 @@ def make_run(folder: Path, steps: Sequence[Step], *overrides: str, ranks: Ranks 
         folder=RunFolder(folder),
         dataset=Dataset("none", names, [], []),
         steps=list(steps),
-        train_pictures=[],
+        train_images=[],
         test_classes=[],
         board=unused,
         results={},
@@ -68,7 +63,7 @@ def begin_last_step(run: Run) -> tuple[Segmenter, Segmenter | None, Method]:
     """Model, teacher and method at the start of the run's last step; the step before left random weights."""
     *earlier, last = run.steps
     if earlier:
-        model = build_segmenter(**run.config.model.architecture, group=sync_group(run))
+        model = build_segmenter(**run.config.model.architecture, group=run.sync_group)
         for step in earlier:
             model.add_classes(step.num_new if step.index else step.num_classes)
         method = make_method(run.config.method.name)
@@ -89,54 +84,50 @@ def make_batch(run: Run) -> tuple[Tensor, Tensor]:
 
 
 class Trainee:
-    """What train_step holds when its loop begins, with one ready batch in place of the loader."""
+    """A step's training, with one ready batch in place of the loader, well inside AlterSGD's phase."""
 
     def __init__(self, run: Run, model: Segmenter, teacher: Any, method: Any) -> None:
-        config = run.config
+        config, step = run.config, run.steps[-1].index
         self.run, self.model, self.teacher, self.method = run, model, teacher, method
-        self.phase = run.phase(run.steps[-1])
-        self.update = make_update(step=run.steps[-1].index, **config.update.model_dump())
-        self.optimizer = torch.optim.SGD(
-            model.parameters(),
-            lr=config.optim.lr_later,
-            momentum=config.optim.momentum,
-            nesterov=config.optim.nesterov,
-            weight_decay=config.optim.weight_decay,
-            fused=True,
-        )
+        # The run has no images, so its epochs have no length: halves of an epoch last an iteration.
+        options = config.phase.model_dump()
+        self.phase = make_phase(step=step, strength=config.method.strength, epoch=1, **options)
+        self.update = make_update(step=step, **config.update.model_dump())
+        self.optimizer = make_optimizer(model, config, step)
         self.scaler = torch.amp.GradScaler(run.ranks.device.type, enabled=False)
         self.student, self.guard = wrap(model, run.ranks), FiniteGuard()
         self.batch = make_batch(run)
-        self.batches, self.iteration_number = repeat(self.batch), LATE
+        self.batches = repeat(self.batch)
+        objective = Objective(
+            config, run.ranks, self.student, teacher, method, self.update, self.scaler, self.batches
+        )
+        training = Training(
+            model,
+            method,
+            self.phase,
+            self.update,
+            objective,
+            self.optimizer,
+            self.scaler,
+            TOTAL,
+            config.optim.power,
+        )
+        self.loop = training.loop(count(LATE + 1))
         if teacher is not None and method.surveys:
             images, labels = self.batch
             with torch.no_grad():
-                method.survey([(labels.to(run.ranks.device).long(), teacher(to_device(run, images)))])
+                method.survey([(labels.to(run.ranks.device).long(), teacher(run.place.images(images)))])
 
     def iterate(self) -> None:
-        """The body of train_step's loop without its log lines and checkpoints; the passes are its own function."""
-        self.iteration_number += 1
-        iteration, config = self.iteration_number, self.run.config
-        weights = self.phase(iteration, TOTAL)
-        schedule_iteration = self.phase.schedule_iteration(iteration, TOTAL)
-        rate = set_learning_rate(self.optimizer, schedule_iteration, TOTAL, config.optim.power)
-        self.phase.prepare(self.optimizer, iteration, TOTAL)
-        evaluate = objective_of(
-            self.run, self.student, self.teacher, self.method, self.update, self.scaler, self.batches
-        )
-        terms = self.update(self.model, evaluate, weights, self.scaler.get_scale())
-        self.scaler.unscale_(self.optimizer)
-        terms |= self.method.after_backward(self.model, weights, rate)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad(set_to_none=True)
+        """An iteration as a run makes it, without its log lines and checkpoints."""
+        iteration, terms, *_ = next(self.loop)
         self.guard.watch(iteration, terms)
-        if iteration % config.run.log_every == 0:
+        if iteration % self.run.config.run.log_every == 0:
             self.guard.check()
 
     def bare(self) -> Callable[[], None]:
         """The same passes and the same update on the same tensors, with nothing beside: the loss is the sum of the logits."""
-        images = to_device(self.run, self.batch[0])
+        images = self.run.place.images(self.batch[0])
         optimizer = torch.optim.SGD(self.model.parameters(), **(self.optimizer.defaults | {"lr": 0.0}))
 
         def iterate() -> None:
@@ -157,13 +148,20 @@ def begin(folder: str, *overrides: str, steps: Sequence[Step] = STEPS) -> Traine
 
 
 def variant(
-    trainee: Trainee, *, phase: str = "descent", update: str = "plain", method: Method | None = None
+    trainee: Trainee,
+    *,
+    phase: str = "descent",
+    update: str = "plain",
+    entropy: float = 0.0,
+    method: Method | None = None,
 ) -> Trainee:
     """The same networks trained in another way, and by another method if one is given."""
     config = trainee.run.config
-    sections = {"phase": config.phase, "update": config.update}
-    named = {"phase": phase, "update": update}
-    changes = {key: section.model_copy(update={"name": named[key]}) for key, section in sections.items()}
+    changes = {
+        "phase": config.phase.model_copy(update={"name": phase}),
+        "update": config.update.model_copy(update={"name": update}),
+        "method": config.method.model_copy(update={"entropy": entropy}),
+    }
     run = replace(trainee.run, config=config.model_copy(update=changes))
     if method is None:
         return Trainee(run, trainee.model, trainee.teacher, trainee.method)
@@ -216,15 +214,13 @@ def updates(options: Options) -> list[Figure]:
         plain = begin(folder, *recipe, "method.name=mib")
         stable = begin(folder, *recipe, "configs/stable_sgd.yaml", "method.name=mib")
         plop = begin(folder, *recipe, "method.name=plop")
-    cautious = make_method("mib")
-    penalise_confidence(cautious, BETA)
     trainees = {
         "plain": plain,
         "mib + altersgd": variant(plain, phase="altersgd"),
         "mib + consolidate": variant(plain, phase="consolidate"),
         "mib + sam": variant(plain, update="sam"),
         "mib + gradient_penalty": variant(plain, update="gradient_penalty"),
-        "mib + cpr": variant(plain, method=cautious),
+        "mib + cpr": variant(plain, entropy=BETA),
         "mib + stable_sgd": stable,
         "plop": plop,
     }

@@ -1,0 +1,247 @@
+"""One incremental step: from the saved model after the step before to the model after this one."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader
+from tqdm import tqdm
+
+from configs.schema import dump_config
+from data.incremental import StepDataset, train_table
+from data.loaders import train_loader
+from data.protocols import Step
+from data.transforms import train_transform
+from engine import checkpoint
+from engine.objective import Objective, Terms, ask
+from engine.optim import apply_update, make_optimizer, set_learning_rate
+from engine.probe import Probe, places_of
+from engine.ranks import agree, gather_objects, wrap
+from engine.run import Run
+from engine.run_folder import RunError
+from engine.watch import Watch
+from methods import Descent, Method, Update, Weights, WithObservers, make_method, make_update
+from models.pretrained import load_body_weights
+from models.segmenter import Output, Segmenter, build_segmenter
+from tracking.progress import Progress, bar_place
+
+
+@dataclass
+class Training:
+    """What the loop of a step works with."""
+
+    model: Segmenter
+    method: Method
+    phase: Descent
+    update: Update
+    objective: Objective
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    total: int  # iterations of the step
+    power: float  # of the schedule
+
+    def loop(self, iterations: Iterable[int]) -> Iterator[tuple[int, Terms, Weights, float]]:
+        """Trains, and hands out each iteration when it is done, with its terms, their weights and the learning rate."""
+        phase, total = self.phase, self.total
+        for iteration in iterations:
+            weights = phase(iteration, total)
+            schedule_iteration = phase.schedule_iteration(iteration, total)
+            lr = set_learning_rate(self.optimizer, schedule_iteration, total, self.power)
+            phase.prepare(self.optimizer, iteration, total)
+            evaluate = self.objective.on_next_batch()
+            if phase.updates(iteration, total):
+                terms = self.update(self.model, evaluate, weights, self.scaler.get_scale())
+                terms |= apply_update(self.model, self.optimizer, self.scaler, self.method, weights, lr)
+            else:
+                with torch.no_grad():
+                    terms = evaluate(weights, backward=False)
+            yield iteration, terms, weights, lr
+
+
+def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
+    """The trained model of a step, which is saved, and what its checkpoint holds beside it."""
+    config, ranks, total = run.config, run.ranks, run.iterations(step)
+    model, teacher, method = begin_step(run, step)
+    phase = run.phase(step)
+    last = phase.last_iteration(total)
+    update = make_update(step=step.index, **config.update.model_dump())
+    optimizer = make_optimizer(model, config, step.index)
+    scaler = torch.amp.GradScaler(ranks.device.type, enabled=config.train.amp == "fp16")
+    parts = {"model": model, "method": method, "optimizer": optimizer, "scaler": scaler}
+    resumed = checkpoint.restore_training(run.folder.resume_checkpoint, parts, ranks, run.say, step.index)
+    done = resumed.get("iteration", 0)
+    if done:
+        run.say(f"going on with step {step.index} after iteration {done}")
+    elif teacher is not None and method.surveys:
+        method.survey(teacher_outputs(run, step, teacher))
+    iterations = range(done + 1, last + 1)
+    loader = step_loader(run, step, iterations=iterations, batch_of=partial(phase.batch_of, total=total))
+    student = wrap(model, ranks)
+    objective = Objective(config, ranks, student, teacher, method, update, scaler, iter(loader))
+    training = Training(model, method, phase, update, objective, optimizer, scaler, total, config.optim.power)
+    watch = make_watch(run, step, training, teacher, loader, parts, resumed)
+    for iteration in training.loop(iterations):
+        watch.after(*iteration)
+    watch.progress.close()
+    agree(model, ranks)
+    method.end_step(model)
+    updates = sum(phase.updates(iteration, total) for iteration in range(1, last + 1))
+    costs = {
+        "seconds": watch.seconds_spent(),
+        "images": len(run.train_images[step.index]),
+        "iterations": last,
+        "gradient_evaluations": updates * update.evaluations,
+    } | ({"flatness": watch.measured} if watch.measured else {})
+    save_step(run, step, model, method, costs)
+    return model, {"costs": costs}
+
+
+def make_watch(
+    run: Run,
+    step: Step,
+    training: Training,
+    teacher: Segmenter | None,
+    loader: DataLoader,
+    parts: dict,
+    resumed: dict,
+) -> Watch:
+    config, offset, done = run.config, run.iterations_before(step), resumed.get("iteration", 0)
+    phase, total = training.phase, training.total
+    last = phase.last_iteration(total)
+    probe = Probe(
+        config,
+        run.ranks.device,
+        run.dataset,
+        run.steps,
+        step,
+        train_images=run.train_images[step.index],
+        test_classes=run.test_classes,
+        teacher=teacher,
+        method=training.method,
+        keep=phase.lambda_a,
+        places=places_of(config, step, epoch=run.epoch(step), total=total, last=last),
+    )
+    run.board.open(at=offset + done + 1)
+    progress = Progress(
+        run.board,
+        title=f"step {step.index}/{len(run.steps) - 1}",
+        total=last,
+        done=done,
+        offset=offset,
+        batch_size=config.train.batch_size,
+        quiet=not run.ranks.is_main,
+        boundary=phase.boundary(total),
+    )
+    spent = {"seconds": resumed.get("seconds", 0.0), "measured": resumed.get("flatness", {})}
+    return Watch(run, step, training.model, parts, loader, probe, progress, last=last, **spent)
+
+
+def begin_step(run: Run, step: Step) -> tuple[Segmenter, Segmenter | None, Method]:
+    """Model, teacher and method as they stand before the first iteration."""
+    config = run.config
+    torch.manual_seed(config.train.seed * 1000 + step.index)  # alike whoever trained the step before
+    losses = "fused" if config.train.losses == "fused" else "plain"
+    method = make_method(config.method.name, config.method.cross_entropy, config.method.options, losses)
+    teacher = None
+    if step.index == 0:
+        if config.method.also_observe:
+            others = [name for name in config.method.also_observe if name != method.name]
+            method = WithObservers(method, [make_method(name) for name in others])
+        try:
+            model = build_segmenter(**config.model.architecture, group=run.sync_group).to(run.ranks.device)
+        except ValueError as error:
+            raise RunError(str(error)) from error
+        if config.model.pretrained:
+            run.say(str(load_body_weights(model, config.model.pretrained)))
+        model.add_classes(step.num_classes)
+    else:
+        model, state = load_step(run, run.steps[step.index - 1])
+        load_method_state(method, state["methods"], step)
+        if method.needs_teacher:
+            teacher = run.place.arrange(model.frozen_copy())
+            teacher.returns_stages = method.needs_stages
+        model.add_classes(step.num_new)
+        method.init_classifier(model)
+        model.returns_stages = method.needs_stages
+    model.dropout = config.model.dropout
+    model = run.place.arrange(model).train()
+    method.begin_step(model, step)
+    if run.ranks.rank:
+        torch.manual_seed(torch.initial_seed() + 2**32 * run.ranks.rank)  # every rank drops out on its own
+    return model, teacher, method
+
+
+def step_loader(run: Run, step: Step, *, iterations: range, batch_of: Callable[[int], int]) -> DataLoader:
+    """The batches of the given iterations of a step."""
+    config, ranks = run.config, run.ranks
+    data = StepDataset(
+        [run.dataset.train[i] for i in run.train_images[step.index]],
+        train_table(step, config.data.mode, config.data.void),
+        train_transform(config.data.crop, config.data.scale, config.data.flip),
+        seed=config.train.seed,
+    )
+    return train_loader(
+        data,
+        batch_size=config.train.batch_size,
+        accumulate=config.train.accumulate,
+        iterations=iterations,
+        batch_of=batch_of,
+        seed=config.train.seed * 1000 + step.index,
+        rank=ranks.rank,
+        world=ranks.world,
+        workers=config.data.workers,
+        pin=ranks.device.type == "cuda",
+    )
+
+
+def teacher_outputs(run: Run, step: Step, teacher: Segmenter) -> Iterator[tuple[Tensor, Output]]:
+    """Labels and the teacher's outputs over the first epoch of a step."""
+    epoch = range(1, run.epoch(step) + 1)
+    loader = step_loader(run, step, iterations=epoch, batch_of=lambda iteration: iteration)
+    for images, labels in tqdm(
+        loader, f"surveying step {step.index}", disable=not run.ranks.is_main, **bar_place()
+    ):
+        yield labels.to(run.ranks.device).long(), ask(teacher, run.place.images(images), run.place)
+
+
+def load_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
+    """The model as it stood after a step, and what else its checkpoint holds."""
+    path = run.folder.step_checkpoint(step.index)
+    model, state = checkpoint.load_segmenter(path, run.ranks.device, run.sync_group)
+    ours, theirs = run.config.model.architecture, state["network"]["arguments"]
+    if ours != theirs or tuple(state["class_ids"]) != step.seen:
+        raise checkpoint.CheckpointError(
+            f"{path}: was trained as {theirs} on the classes {state['class_ids']}, this run wants {ours} on {list(step.seen)}"
+        )
+    return model, state
+
+
+def save_step(run: Run, step: Step, model: Segmenter, method: Method, costs: dict) -> None:
+    if run.ranks.is_main:
+        state = checkpoint.step_state(
+            model,
+            run.config.model.architecture,
+            step=step.index,
+            class_ids=step.seen,
+            class_names=run.dataset.class_names,
+            methods=method.handover(),
+            costs=costs,
+            config=dump_config(run.config),
+        )
+        checkpoint.save(state, run.folder.step_checkpoint(step.index))
+        run.folder.drop_resume()
+    gather_objects(run.ranks, None)
+
+
+def load_method_state(method: Method, states: dict, step: Step) -> None:
+    """The statistics left by the step before. A method that keeps none may start from everybody's model."""
+    if not method.state_dict():
+        return
+    if method.name not in states:
+        raise checkpoint.CheckpointError(
+            f"step {step.index - 1} left no statistics of {method.name!r} (only of: {', '.join(states) or 'no method'}); "
+            f"train that step with method.name={method.name}"
+        )
+    method.load_state_dict(states[method.name])

@@ -1,0 +1,102 @@
+"""What follows each iteration: log, guard, measure, save, stop."""
+
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor
+from torch.utils.data import DataLoader
+
+from data.protocols import Step
+from engine import checkpoint
+from engine.probe import Probe
+from engine.ranks import any_rank
+from engine.run import Run
+from methods import Weights
+from metrics.health import FiniteGuard, NonFiniteLoss
+from models.segmenter import Segmenter
+from tracking.progress import Progress
+
+
+class StoppedBySignal(Exception):
+    """A signal asked for an end, and everything is saved."""
+
+
+class Watch:
+    """Decides after each iteration of a step what there is to do."""
+
+    def __init__(
+        self,
+        run: Run,
+        step: Step,
+        model: Segmenter,
+        parts: Mapping[str, Any],  # what a checkpoint inside the step consists of
+        loader: DataLoader,
+        probe: Probe,
+        progress: Progress,
+        *,
+        last: int,
+        seconds: float,
+        measured: dict[str, Any],
+    ):
+        self.run, self.step, self.model, self.parts, self.loader = run, step, model, parts, loader
+        self.probe, self.progress, self.last = probe, progress, last
+        self.guard, self.measured, self.seconds = FiniteGuard(), measured, seconds
+        self.started = self.saved = time.monotonic()
+
+    def after(self, iteration: int, terms: Mapping[str, Tensor], weights: Weights, lr: float) -> None:
+        run, config = self.run, self.run.config.run
+        self.guard.watch(iteration, terms)
+        self._measure(iteration)
+        save = config.checkpoint_every > 0 and iteration % config.checkpoint_every == 0
+        stop = run.ranks.group is None and run.stop.requested
+        if iteration % config.log_every == 0 or iteration == self.last:
+            self.progress(iteration, terms, weights.learn, weights.keep, lr)
+            self._stop_if_not_finite()
+            stop = any_rank(run.ranks, run.stop.requested)
+            overdue = 0 < 60 * config.checkpoint_minutes < time.monotonic() - self.saved
+            save |= any_rank(run.ranks, overdue)
+        if (save or stop) and iteration < self.last:
+            self._stop_if_not_finite()
+            self._save(iteration)
+            if stop:
+                where = f"step {self.step.index}, iteration {iteration} of {self.last}"
+                raise StoppedBySignal(f"stopped at {where}: the same command goes on from here")
+
+    def seconds_spent(self) -> float:
+        """On the step so far, without what was measured."""
+        return self.seconds + time.monotonic() - self.started
+
+    def _measure(self, iteration: int) -> None:
+        place = self.probe.places.get(iteration)
+        if place is None:
+            return
+        began = time.monotonic()
+        self.measured[place] = self.probe(self.model)
+        figures = {f"flatness/{name}": value for name, value in self.measured[place].items()}
+        self.run.board.scalars(figures, self.run.iterations_before(self.step) + iteration)
+        self.started += time.monotonic() - began  # no cost of the method
+
+    def _save(self, iteration: int) -> None:
+        self.saved = time.monotonic()
+        position = {"step": self.step.index, "iteration": iteration, "seconds": self.seconds_spent()}
+        checkpoint.save_training(
+            self.run.folder.resume_checkpoint,
+            dict(self.parts),
+            self.run.ranks,
+            **position,
+            flatness=self.measured,
+        )
+        self.run.board.flush()  # or the curves would have a gap before the place where a killed run resumes
+
+    def _stop_if_not_finite(self) -> None:
+        try:
+            self.guard.check()
+        except NonFiniteLoss as error:
+            batches: Any = self.loader.batch_sampler
+            data: Any = self.loader.dataset
+            items = [item for part in batches.micro_batches(error.iteration) for item in part]
+            names = ", ".join(data.pictures[position].name for _, position in items)
+            kept = f"the last good state is kept in {self.run.folder.path}"
+            error.args = (f"{error}\n  pictures: {names}\n  {kept}",)
+            raise

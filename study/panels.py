@@ -1,0 +1,32 @@
+"""What the networks of several runs see on the same test images."""
+
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from configs.schema import load_config
+from data import load_dataset
+from data.files import read_image, read_mask
+from data.palette import voc_palette
+from data.transforms import normalise
+from engine import checkpoint
+from engine.inference import predict
+
+
+@torch.inference_mode()
+def example_panels(runs: list[Path], last_steps: list[int], count: int) -> list[list[np.ndarray]]:
+    """For some test pictures of old and new classes: the picture, the truth, and what each run's last model sees."""
+    config = load_config([runs[0] / "config.yaml"])
+    dataset = load_dataset(config.data.dataset, config.data.root, config.data.train_list)
+    chosen = dataset.test[:: max(1, len(dataset.test) // count)][:count]
+    palette = voc_palette()
+    images = [read_image(picture.image) for picture in chosen]
+    panels = [[image, palette[read_mask(p.mask)]] for image, p in zip(images, chosen, strict=True)]
+    for run, step in zip(runs, last_steps, strict=True):
+        model, state = checkpoint.load_segmenter(run / f"step_{step}.pt")
+        model, ids = model.eval(), np.array(state["class_ids"])
+        for image, cells in zip(images, panels, strict=True):
+            batch = normalise(torch.from_numpy(image).permute(2, 0, 1)[None])
+            cells.append(palette[ids[predict(model, batch).argmax(dim=1)[0].numpy()]])
+    return panels
