@@ -12,22 +12,17 @@ Exit codes: 0 finished, 2 bad config, data or weights, 75 stopped by a signal wi
 
 import sys
 
-from tqdm import tqdm
-
-from configs.schema import Config, ConfigError
-from data import DataError
-from engine import checkpoint
+from configs.errors import UserError
+from configs.schema import Config
 from engine.arguments import help_text, read_config
 from engine.evaluation import evaluate, record
-from engine.ranks import RankError, Ranks, StopRequest, start_ranks, stop_ranks
+from engine.ranks import Ranks, StopRequest, start_ranks, stop_ranks
 from engine.run import prepare
 from engine.run_folder import RunError
 from engine.step import load_step, train_step
-from engine.terminal import STOPPED_BY_SIGNAL, exit_with
+from engine.terminal import STOPPED_BY_SIGNAL, command, exit_with
 from engine.watch import StoppedBySignal
 from metrics.continual import group_names
-from metrics.health import NonFiniteLoss
-from models.pretrained import WeightsError
 from tracking.tables import class_table, step_table
 
 BOARD_PAGE = "http://localhost:6006/#custom_scalars&_smoothingWeight=0"
@@ -37,28 +32,21 @@ DEAD_WORKER = (
 )
 
 
+@command
 def main(arguments: list[str]) -> int:
     if {"-h", "--help"} & set(arguments):
         print(help_text(str(__doc__)))
         return 0
-    try:
-        config = read_config(arguments)
-        ranks = start_ranks(config.train.device)
-    except ValueError as error:
-        problems = error.problems if isinstance(error, ConfigError) else [str(error)]
-        print("\n".join(f"config error: {problem}" for problem in problems), file=sys.stderr)
-        return 2
+    config = read_config(arguments)
+    ranks = start_ranks(config.train.device)
     try:
         walk(config, ranks, StopRequest())
         return 0
     except StoppedBySignal as stopped:
         print(f"[rank {ranks.rank}] {stopped}", file=sys.stderr)
         return STOPPED_BY_SIGNAL
-    except (DataError, WeightsError, RunError, checkpoint.CheckpointError, NonFiniteLoss, RankError) as error:
-        tqdm.write(f"error: {error}", file=sys.stderr)  # not behind a progress bar
-        return 2
     except RuntimeError as error:
-        if "DataLoader worker" not in str(error):
+        if isinstance(error, UserError) or "DataLoader worker" not in str(error):
             raise
         print(f"error: {error}\n{DEAD_WORKER}", file=sys.stderr)
         return 1

@@ -17,17 +17,21 @@ from typing import Annotated, Any, Literal
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError
 
 from configs import yaml_core
+from configs.errors import UserError
 from configs.layers import FOLDER, Layers
 from configs.messages import explain, not_one_of, show
 from configs.rules import RULES
 
 
-class ConfigError(ValueError):
+class ConfigError(UserError, ValueError):
     """Everything that is wrong with a configuration; `problems` holds one line each."""
 
     def __init__(self, problems: Sequence[str]):
         super().__init__("\n".join(problems))
         self.problems = list(problems)
+
+    def report(self) -> str:
+        return "\n".join(f"config error: {problem}" for problem in self.problems)
 
 
 # ---------------------------------------------------------------------------------------------------- the typed tree

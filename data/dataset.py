@@ -8,12 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import NamedTuple
 
+from configs.errors import UserError
+
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".JPG", ".JPEG", ".png", ".PNG")
 MASK_SUFFIXES = (".png", ".PNG")
 SHOWN_PROBLEMS = 10
 
 
-class DataError(ValueError):
+class DataError(UserError, ValueError):
     """Something about the user's data; the message says what, where, and what to do."""
 
 

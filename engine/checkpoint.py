@@ -15,13 +15,14 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from configs.errors import UserError
 from engine.ranks import Ranks, gather_objects
 from models.segmenter import Segmenter, rebuild_segmenter
 
 FOLDER_MARK = 0x10  # in the attributes of a zip record
 
 
-class CheckpointError(ValueError):
+class CheckpointError(UserError, ValueError):
     pass
 
 

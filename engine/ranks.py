@@ -17,8 +17,11 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
+from configs.errors import UserError
+from configs.schema import ConfigError
 
-class RankError(RuntimeError):
+
+class RankError(UserError, RuntimeError):
     """The ranks disagree."""
 
 
@@ -40,10 +43,10 @@ class Ranks:
 def start_ranks(device: str = "auto", timeout_minutes: float = 30) -> Ranks:
     """Join the process group that torchrun announces in the environment, if there is one."""
     if device not in ("auto", "cpu", "cuda"):
-        raise ValueError(f"train.device: {device!r} is not one of auto, cpu, cuda")
+        raise ConfigError([f"train.device: {device!r} is not one of auto, cpu, cuda"])
     if device == "cuda" and not torch.cuda.is_available():
-        raise ValueError(
-            "train.device is cuda, but torch sees no GPU: check the driver and the torch build, or use cpu"
+        raise ConfigError(
+            ["train.device is cuda, but torch sees no GPU: check the driver and the torch build, or use cpu"]
         )
     use_cuda = device != "cpu" and torch.cuda.is_available()
     rank, world, local_rank = (

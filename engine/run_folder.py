@@ -12,11 +12,12 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import IO, Any
 
+from configs.errors import UserError
 from data.files import write_atomically
 from engine import checkpoint
 
 
-class RunError(ValueError):
+class RunError(UserError, ValueError):
     """The run cannot go on as asked."""
 
 

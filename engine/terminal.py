@@ -1,12 +1,32 @@
-"""How a program ends."""
+"""How a program ends: its exit codes, and a user's mistakes without a traceback."""
 
 import os
 import signal
 import sys
 from collections.abc import Callable
-from typing import NoReturn
+from functools import wraps
+from typing import Any, NoReturn
 
+from tqdm import tqdm
+
+from configs.errors import UserError
+
+USER_ERROR = 2
 STOPPED_BY_SIGNAL = 75  # everything is saved, and the same command goes on
+
+
+def command(main: Callable[..., int]) -> Callable[..., int]:
+    """The main function of a program, which tells of a mistake that its user can mend and exits with 2."""
+
+    @wraps(main)
+    def guarded(*arguments: Any, **options: Any) -> int:
+        try:
+            return main(*arguments, **options)
+        except UserError as error:
+            tqdm.write(error.report(), file=sys.stderr)  # not behind a progress bar
+            return USER_ERROR
+
+    return guarded
 
 
 def exit_with(main: Callable[[list[str]], int]) -> NoReturn:

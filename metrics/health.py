@@ -5,8 +5,10 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from configs.errors import UserError
 
-class NonFiniteLoss(ArithmeticError):
+
+class NonFiniteLoss(UserError, ArithmeticError):
     def __init__(self, iteration: int, terms: Mapping[str, float]):
         super().__init__(
             f"the loss is not finite at iteration {iteration}: "

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from configs.errors import UserError
 from models.segmenter import Segmenter
 
 State = dict[str, Tensor]
@@ -25,7 +26,7 @@ State = dict[str, Tensor]
 _HASHED_NAME = re.compile(r"(?:resnet(?:18|34|50|101)|mobilenet_v2)-([0-9a-f]{8})\.pth")
 
 
-class WeightsError(ValueError):
+class WeightsError(UserError, ValueError):
     """A weight file that cannot be used: what, where, what to do."""
 
 

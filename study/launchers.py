@@ -16,6 +16,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
+from configs.errors import UserError
 from engine.terminal import STOPPED_BY_SIGNAL
 
 POLL_SECONDS = 0.2
@@ -25,7 +26,7 @@ MOST_REQUEUES = 100  # of a Slurm job that reached its time limit
 PATIENCE_SECONDS = 120  # of a Slurm job that was told to end, for the signal to requeue
 
 
-class LauncherError(ValueError):
+class LauncherError(UserError, ValueError):
     """The launcher cannot be used here."""
 
 
