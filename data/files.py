@@ -127,14 +127,15 @@ def check_image(path: Path) -> tuple[int, int]:
         return size
 
 
-def write_atomically(path: Path, content: bytes) -> None:
-    """All of the file or nothing, whatever happens meanwhile."""
+def write_atomically(path: Path, content: bytes, *, sync: bool = True) -> None:
+    """All of the file or nothing, whatever happens meanwhile; cheaply without `sync`, when a power cut may lose it."""
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
+            if sync:
+                file.flush()
+                os.fsync(file.fileno())
         os.chmod(temporary, 0o644)  # mkstemp makes files for the owner alone
         os.replace(temporary, path)
     except BaseException:

@@ -1,24 +1,36 @@
 """Optimizer, learning rates and the number of iterations of a step: the only place that knows them."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from configs.schema import Config, OptimConfig, TrainConfig
 from data.loaders import iterations_per_epoch
-from methods import Method, Weights
+from methods import Method, Weights, make_phase
 
 
 def epochs_of(train: TrainConfig | Mapping, step: int) -> int:
-    """Of a typed config, or of the one that a results.json holds."""
-    name = "epochs" if step == 0 else "epochs_later"
-    return train[name] if isinstance(train, Mapping) else getattr(train, name)
+    return _setting(train, "epochs" if step == 0 else "epochs_later")
 
 
-def iterations_of(train: TrainConfig, num_images: int, step: int) -> int:
+def iterations_of(train: TrainConfig | Mapping, num_images: int, step: int) -> int:
     """T: the optimizer updates of a step."""
-    return epochs_of(train, step) * iterations_per_epoch(num_images, train.batch_size, step)
+    return epochs_of(train, step) * iterations_per_epoch(num_images, _setting(train, "batch_size"), step)
+
+
+def last_iteration_of(config: Config | Mapping, num_images: int, step: int) -> int:
+    """The iteration with which a step ends: T, unless its phase stops earlier."""
+    phase = _setting(config, "phase")
+    choices = {name: _setting(phase, name) for name in ("name", "p", "from_step")}  # no other moves the end
+    total = iterations_of(_setting(config, "train"), num_images, step)
+    return make_phase(strength=1.0, step=step, **choices).last_iteration(total)
+
+
+def _setting(section: Any, name: str) -> Any:
+    """The value of a typed config, or of one that is read from a run's folder."""
+    return section[name] if isinstance(section, Mapping) else getattr(section, name)
 
 
 def initial_learning_rate(optim: OptimConfig, step: int) -> float:

@@ -88,8 +88,7 @@ class Probe:
 
     def _judge(self, twin: Segmenter) -> Method:
         """The method with what it knows by now, its losses plain: they can be differentiated twice."""
-        options = self.config.method
-        judge = make_method(options.name, options.cross_entropy, options.options, "plain")
+        judge = plain_method(self.config)
         judge.begin_step(twin, self.step)
         judge.load_state_dict(self.method.state_dict())
         return judge
@@ -163,6 +162,11 @@ def figures_of(loss: Callable[[], Tensor], parameters: Sequence[Tensor]) -> Figu
         "top_eigenvalue": top[0] if top else math.nan,
     }
     return {name: figure if math.isfinite(figure) else None for name, figure in figures.items()}
+
+
+def plain_method(config: Config) -> Method:
+    """The config's method with plain losses, which can be differentiated twice."""
+    return make_method(config.method.name, config.method.cross_entropy, config.method.options, "plain")
 
 
 def has_retention(method: Method) -> bool:

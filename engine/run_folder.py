@@ -2,6 +2,7 @@
 
 config.yaml     the resolved config            step_<i>.pt   the model after step i and the method's statistics
 results.json    every figure, after each step  resume.pt     the newest state inside a step
+progress.json   the iteration of a step that training has reached, its last one, and the seconds spent on the step
 """
 
 import fcntl
@@ -9,12 +10,15 @@ import json
 import os
 import shutil
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
 
 from configs.errors import UserError
 from data.files import write_atomically
 from engine import checkpoint
+
+PROGRESS = {"step": int, "iteration": int, "total": int, "seconds": float}  # what progress.json holds
 
 
 class RunError(UserError, ValueError):
@@ -27,6 +31,7 @@ class RunFolder:
         self.resume_checkpoint = path / "resume.pt"
         self.config_file = path / "config.yaml"
         self.results_file = path / "results.json"
+        self.progress_file = path / "progress.json"
         self._lock_file = path / ".lock"
         self._lock: IO[str] | None = None
 
@@ -64,6 +69,20 @@ class RunFolder:
 
     def write_results(self, results: dict[str, Any]) -> None:
         write_atomically(self.results_file, (json.dumps(results, indent=1) + "\n").encode())
+
+    def read_progress(self) -> dict[str, Any] | None:
+        """What `write_progress` was told last; None if there is no such file, or a damaged one."""
+        try:
+            progress = json.loads(self.progress_file.read_bytes())
+            return {name: kind(progress[name]) for name, kind in PROGRESS.items()}
+        except (OSError, ValueError, TypeError, KeyError, OverflowError):
+            return None
+
+    def write_progress(self, *, step: int, iteration: int, total: int, seconds: float) -> None:
+        """Note where training stands. A full disk does not matter here: the next checkpoint says so, and what to do."""
+        progress = {"step": step, "iteration": iteration, "total": total, "seconds": round(seconds, 3)}
+        with suppress(OSError):
+            write_atomically(self.progress_file, (json.dumps(progress) + "\n").encode(), sync=False)
 
     def write_config(self, text: str) -> None:
         write_atomically(self.config_file, text.encode())

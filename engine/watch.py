@@ -17,6 +17,8 @@ from metrics.health import FiniteGuard, NonFiniteLoss
 from models.segmenter import Segmenter
 from tracking.progress import Progress
 
+SECONDS_BETWEEN_WRITES = 1.0  # of progress.json
+
 
 class StoppedBySignal(Exception):
     """A signal asked for an end, and everything is saved."""
@@ -43,6 +45,7 @@ class Watch:
         self.probe, self.progress, self.last = probe, progress, last
         self.guard, self.measured, self.seconds = FiniteGuard(), measured, seconds
         self.started = self.saved = time.monotonic()
+        self._write_progress(progress.done)
 
     def after(self, iteration: int, terms: Mapping[str, Tensor], weights: Weights, lr: float) -> None:
         run, config = self.run, self.run.config.run
@@ -56,6 +59,8 @@ class Watch:
             stop = any_rank(run.ranks, run.stop.requested)
             overdue = 0 < 60 * config.checkpoint_minutes < time.monotonic() - self.saved
             save |= any_rank(run.ranks, overdue)
+            if iteration == self.last or time.monotonic() - self.written >= SECONDS_BETWEEN_WRITES:
+                self._write_progress(iteration)
         if (save or stop) and iteration < self.last:
             self._stop_if_not_finite()
             self._save(iteration)
@@ -87,7 +92,15 @@ class Watch:
             **position,
             flatness=self.measured,
         )
+        self._write_progress(iteration)
         self.run.board.flush()  # or the curves would have a gap before the place where a killed run resumes
+
+    def _write_progress(self, iteration: int) -> None:
+        self.written = time.monotonic()
+        if self.run.ranks.is_main:
+            self.run.folder.write_progress(
+                step=self.step.index, iteration=iteration, total=self.last, seconds=self.seconds_spent()
+            )
 
     def _stop_if_not_finite(self) -> None:
         try:

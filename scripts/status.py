@@ -19,11 +19,10 @@ Exit codes: 0 some run was found, 2 none was.
 import argparse
 import os
 import re
-import struct
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
@@ -32,8 +31,10 @@ from typing import Any
 import torch
 
 from configs import yaml_core
+from data import DataError
 from data.protocols import PROTOCOLS
 from engine.checkpoint import previous_path
+from engine.optim import last_iteration_of
 from engine.run_folder import RunError, RunFolder
 from engine.terminal import exit_with
 from tracking.tables import format_table, percent
@@ -57,7 +58,7 @@ class Place:
 
     iteration: int
     seconds: float | None = None  # spent on the step so far
-    total: int | None = None  # iterations of the step
+    total: int | None = None  # the last iteration of the step
 
 
 @dataclass(frozen=True)
@@ -129,7 +130,7 @@ def look_at_all(folders: Sequence[Path]) -> tuple[list[Run], dict[Path, str]]:
 
 
 def explain(path: Path, error: Exception) -> str:
-    if isinstance(error, RunError | OSError):
+    if isinstance(error, RunError | DataError | OSError):
         return str(error).removeprefix(f"{path}: ").split("\n")[0]
     return f"not what a run writes ({type(error).__name__}: {error})"
 
@@ -162,7 +163,7 @@ def left_text(run: Run, sizes: Mapping[int, int]) -> str:
     steps = range(len(run.figures) + run.is_scoring, run.num_steps)
     iterations = [iterations_of(run, step, sizes) for step in steps]
     known = sum(count for count in iterations if count is not None)
-    if run.place and iterations and iterations[0] is not None:
+    if run.place and not run.is_scoring and iterations and iterations[0] is not None:
         known -= run.place.iteration
     if speed is None or (not known and None in iterations):
         return "?"
@@ -184,20 +185,16 @@ def seconds_spent(run: Run) -> float:
 
 def seconds_per_iteration(run: Run) -> float | None:
     """From the newest that is known: later steps have a teacher to ask and are slower than step 0."""
-    if run.place and run.place.seconds:
+    if run.place and run.place.seconds and run.place.iteration:
         return run.place.seconds / run.place.iteration
     known = [f["seconds"] / f["iterations"] for f in run.figures if f.get("seconds") and f.get("iterations")]
     return known[-1] if known else None
 
 
 def iterations_of(run: Run, step: int, sizes: Mapping[int, int]) -> int | None:
-    if step in sizes:
-        return epochs_of(run.config, step) * (sizes[step] // run.config["train"]["batch_size"])
-    return run.place.total if run.place and step == len(run.figures) else None
-
-
-def epochs_of(config: Mapping[str, Any], step: int) -> int:
-    return config["train"]["epochs" if step == 0 else "epochs_later"]
+    if run.place and run.place.total is not None and step == len(run.figures):
+        return run.place.total
+    return last_iteration_of(run.config, sizes[step], step) if step in sizes else None
 
 
 def sizes_by_data(runs: Sequence[Run]) -> dict[tuple, dict[int, int]]:
@@ -243,23 +240,20 @@ def look_at(path: Path) -> Run:
     if len(figures) >= num_steps and not held:
         state, place = State.DONE, None
     else:
-        state, place = find_place(folder, config, figures, held)
+        state, place = find_place(folder, len(figures), held)
     is_scoring = len(figures) < num_steps and folder.step_checkpoint(len(figures)).exists()
     key = str(protocol), data["mode"], str(results.get("data"))
     return Run(path, config, state, num_steps, figures, place, is_scoring, key)
 
 
-def find_place(
-    folder: RunFolder, config: Mapping[str, Any], figures: Sequence[Mapping[str, Any]], held: bool
-) -> tuple[State, Place | None]:
-    """What a run that is not done is doing, and where in the step after those with figures."""
-    saved, logged = saved_place(folder, len(figures)), logged_place(folder.path, config, figures)
-    if saved and logged:
-        saved = replace(saved, total=logged.total)
+def find_place(folder: RunFolder, step: int, held: bool) -> tuple[State, Place | None]:
+    """What a run that is not done is doing, and where in the given step."""
+    saved, reached = saved_place(folder, step), reached_place(folder, step)
+    if saved and reached:
+        saved = replace(saved, total=reached.total)
     if held:
-        places = [place for place in (saved, logged) if place]
-        return State.RUNNING, max(places, key=lambda place: place.iteration, default=None)
-    nothing_lost = saved and (logged is None or logged.iteration <= saved.iteration)
+        return State.RUNNING, reached or saved
+    nothing_lost = saved and (reached is None or reached.iteration <= saved.iteration)
     return State.STOPPED if nothing_lost else State.UNFINISHED, saved
 
 
@@ -284,57 +278,12 @@ def saved_place(folder: RunFolder, step: int) -> Place | None:
     return None
 
 
-def logged_place(path: Path, config: Mapping[str, Any], figures: Sequence[Mapping[str, Any]]) -> Place | None:
-    """The last iteration that TensorBoard was told of, if it belongs to the step after those with figures."""
-    files = sorted(path.glob("events.out.tfevents.*"), key=lambda file: file.stat().st_mtime_ns)
-    before = sum(figure.get("iterations", 0) for figure in figures)
-    rates = [
-        (when, at - before, lr)
-        for file in files[-1:]  # every start has a file of its own
-        for when, at, lr in learning_rates(file)
-        if at > before
-    ]
-    if not rates:
+def reached_place(folder: RunFolder, step: int) -> Place | None:
+    """Where the step was or is, as progress.json tells. Runs of older versions have none."""
+    progress = folder.read_progress()
+    if progress is None or progress["step"] != step:
         return None
-    (first_time, first, _), (last_time, last, lr) = rates[0], rates[-1]
-    seconds = last * (last_time - first_time) / (last - first) if last > first else None
-    return Place(last, seconds, total_iterations(config, len(figures), last, lr))
-
-
-def total_iterations(config: Mapping[str, Any], step: int, iteration: int, lr: float) -> int | None:
-    """The length of the step that its learning rate tells: initial * (1 - (iteration - 1) / total) ^ power."""
-    optim, epochs = config["optim"], epochs_of(config, step)
-    start = optim["lr" if step == 0 else "lr_later"]
-    if not 0 < lr < start or not optim["power"] or config["phase"]["lr"] == "hold":
-        return None
-    total = (iteration - 1) / (1 - (lr / start) ** (1 / optim["power"]))
-    return epochs * round(total / epochs)  # the rate is stored in single precision
-
-
-def learning_rates(file: Path) -> Iterator[tuple[float, int, float]]:
-    """(time, iteration of the run, learning rate) of each entry in a file of TensorBoard."""
-    from google.protobuf.message import DecodeError
-    from tensorboard.compat.proto.event_pb2 import Event
-
-    for record in records(file.read_bytes()):
-        try:
-            event = Event.FromString(record)
-        except DecodeError:
-            return
-        for value in event.summary.value:
-            if value.tag == "lr":
-                yield event.wall_time, event.step, value.simple_value
-
-
-def records(content: bytes) -> Iterator[bytes]:
-    """Length (8 bytes), checksum (4), contents, checksum (4). The last one may be half written."""
-    start = 0
-    while start + 12 <= len(content):
-        (length,) = struct.unpack_from("<Q", content, start)
-        if start + 16 + length > len(content):
-            return
-        yield content[start + 12 : start + 12 + length]
-        start += 16 + length
+    return Place(progress["iteration"], progress["seconds"], progress["total"])
 
 
 if __name__ == "__main__":

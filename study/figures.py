@@ -16,7 +16,7 @@ from study.layouts import Image
 from study.paper import Setting
 from study.readings import READINGS
 from study.scoreboard import epochs, over_p
-from study.tables import altersgd, consolidate, groups, mib, over_lambda, paper_header, shares
+from study.settings import altersgd, consolidate, groups, mib, over_lambda, paper_header, shares
 from tracking import plotting
 from tracking.plotting import Axes, Figure, pyplot
 

@@ -1,6 +1,5 @@
 """metrics.flatness and metrics.landscape against closed forms and dense Hessians, and scripts.flatness on a toy run."""
 
-import argparse
 import json
 import math
 from pathlib import Path
@@ -11,7 +10,11 @@ from PIL import Image
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from engine import checkpoint
+from configs.schema import load_config
+from data import load_dataset
+from engine import checkpoint, curvature
+from engine.curvature_data import Batch, Batches, Options, Subject, read_subject
+from engine.run_folder import RunFolder
 from methods import Weights
 from metrics import flatness, landscape
 from models.norm import ABN
@@ -384,16 +387,16 @@ def test_every_norm_gives_the_figures_of_abn(toy_run, capsys):
     assert results["abn_lean"] == results["abn"] == results["iabn"]
 
 
-def options_for(run: Path, *more: str) -> argparse.Namespace:
-    return script.make_parser().parse_args([str(run), *QUICK, *more])
+def options_for(run: Path, *more: str) -> Options:
+    return script.chosen(script.make_parser().parse_args([str(run), *QUICK, *more]))
 
 
-def read(run: Path, *more: str) -> tuple[script.Subject, script.Pictures]:
+def read(run: Path, *more: str) -> tuple[Subject, Batches]:
     options = options_for(run, *more)
-    config = script.load_config([run / "config.yaml"])
-    dataset = script.load_dataset(config.data.dataset, config.data.root, config.data.train_list)
-    subject = script.read_subject(script.RunFolder(run), options.step, dataset, config)
-    return subject, script.Pictures(subject, dataset, options)
+    config = load_config([run / "config.yaml"])
+    dataset = load_dataset(config.data.dataset, config.data.root, config.data.train_list)
+    subject = read_subject(RunFolder(run), options.step, dataset, config)
+    return subject, Batches(subject, dataset, options)
 
 
 @pytest.mark.slow
@@ -402,15 +405,15 @@ def test_the_ends_of_the_line_are_the_models(toy_run):
     old = pictures.of("old")
     before, after = subject.before, subject.model
     with flatness.norm_mode(after, "eval"):
-        line = script.line(subject, old)
+        line = curvature.line(subject, old)
         first, last = (flatness.mean_loss(loss_of(model, subject), old).item() for model in (before, after))
         assert line["seg"]["losses"][-1] == flatness.mean_loss(subject.segmentation, old).item()
     assert line["among_old"]["losses"][0] == pytest.approx(first, rel=1e-6)
     assert line["among_old"]["losses"][-1] == pytest.approx(last, rel=1e-6)
 
 
-def loss_of(model: nn.Module, subject: script.Subject):
-    def loss(batch: script.Batch) -> Tensor:
+def loss_of(model: nn.Module, subject: Subject):
+    def loss(batch: Batch) -> Tensor:
         logits = model(subject.inputs(batch.images)).logits[:, : subject.step.num_old]
         return batch.segmentation_loss(logits, batch.labels)
 
@@ -421,7 +424,7 @@ def test_the_line_leaves_running_statistics_alone(toy_run):
     subject, pictures = read(toy_run(), "--norm-mode", "train")
     state = {name: value.clone() for name, value in subject.model.state_dict().items()}
     with flatness.norm_mode(subject.model, "train"):
-        script.line(subject, pictures.of("old"))
+        curvature.line(subject, pictures.of("old"))
     assert all(torch.equal(value, state[name]) for name, value in subject.model.state_dict().items())
 
 

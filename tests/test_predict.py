@@ -13,8 +13,10 @@ from PIL import Image
 from data.files import open_picture
 from data.palette import palette_image, voc_palette
 from engine import checkpoint
+from engine.prediction import shown_size
 from models import build_segmenter
 from scripts import predict
+from tracking import overlays
 
 STEPS = [[0, 7, 3], [12], [5, 9]]  # class ids of the data set, in learning order
 CLASS_IDS = [c for new in STEPS for c in new]
@@ -125,7 +127,7 @@ def test_any_picture_gets_a_mask_of_its_size_and_a_valid_overlay(run, tmp_path, 
         assert set(np.unique(mask)) <= set(CLASS_IDS)
         with Image.open(tmp_path / "out" / f"{name}_overlay.png") as overlay:
             overlay.load()
-            assert overlay.mode == "RGB" and max(overlay.size) > predict.LEAST_OVERLAY
+            assert overlay.mode == "RGB" and max(overlay.size) > overlays.LEAST_OVERLAY
     lines = capsys.readouterr().out.splitlines()
     assert len(lines) == 22
     animated = [line for line in lines if "the first of 3 frames" in line]
@@ -212,7 +214,7 @@ def test_large_pictures_are_shown_reduced_and_masks_enlarged(run, tmp_path, caps
     ],
 )
 def test_size_for_the_network(size, shorter, megapixels, expected):
-    assert predict.shown_size(size, shorter, megapixels) == expected
+    assert shown_size(size, shorter, megapixels) == expected
 
 
 @pytest.mark.slow
@@ -386,8 +388,8 @@ def test_a_strip_shows_every_step(size, run, tmp_path):
     assert call(run, tmp_path / "p.png", "--out", tmp_path, "--all-steps") == 0
     with Image.open(tmp_path / "p_steps.png") as strip:
         strip.load()
-        assert strip.width > 4 * predict.PANEL // 2 and strip.height >= round(
-            size[1] * predict.PANEL / max(size)
+        assert strip.width > 4 * overlays.PANEL // 2 and strip.height >= round(
+            size[1] * overlays.PANEL / max(size)
         )
     assert mask_of(tmp_path, "p").size == size
 
@@ -396,7 +398,7 @@ def test_a_strip_shows_every_step(size, run, tmp_path):
 def test_an_overlay_has_no_colours_but_those_of_classes(colour):
     classes = np.arange(64, dtype=np.uint8)
     seen = np.asarray(
-        predict.tint(Image.new("RGB", (192, 3), colour), palette_image(np.tile(classes.repeat(3), (3, 1))))
+        overlays.tint(Image.new("RGB", (192, 3), colour), palette_image(np.tile(classes.repeat(3), (3, 1))))
     )
     middle = seen[2, 2::3].astype(int)  # beside the lines between classes
     distances = np.abs(middle[1:, None] - voc_palette()[None, :64].astype(int)).sum(axis=2)
@@ -406,16 +408,16 @@ def test_an_overlay_has_no_colours_but_those_of_classes(colour):
 
 def test_light_and_shade_remain_in_an_overlay():
     picture, mask = speckled(9, 9), palette_image(np.full((9, 9), 15, np.uint8))
-    assert len(np.unique(np.asarray(predict.tint(picture, mask)))) > 20
+    assert len(np.unique(np.asarray(overlays.tint(picture, mask)))) > 20
 
 
 def test_legends_hold_many_classes_and_long_names():
     entries = [(c, f"class {c} " + "of a long name " * (c % 3)) for c in range(150)]
-    drawn = predict.legend(entries, height=200, text_size=14)
+    drawn = overlays.legend(entries, height=200, text_size=14)
     assert drawn.height <= 220 and drawn.width > 1000
-    assert predict.shortened("short", 120, 14) == "short"
-    cut = predict.shortened("a name that is much too long for a panel", 120, 14)
-    assert cut.endswith("…") and predict.font(14).getlength(cut) <= 120
+    assert overlays.shortened("short", 120, 14) == "short"
+    cut = overlays.shortened("a name that is much too long for a panel", 120, 14)
+    assert cut.endswith("…") and overlays.font(14).getlength(cut) <= 120
 
 
 # ---- bad arguments ----------------------------------------------------------------------------------------------------

@@ -15,9 +15,10 @@ from scipy.stats import ttest_rel
 from configs.schema import load_config
 from data.protocols import protocol_steps, steps_from_lists
 from engine.results import step_result
-from scripts import compare, report
+from scripts import report
 from study import layouts, paper
 from study.collection import paired, spread
+from study.report import describe, read_runs
 from study.tables import SECTIONS
 
 BASE = load_config([], ["data.root=/nowhere", "data.protocol=15-1"]).model_dump(mode="json")
@@ -101,7 +102,7 @@ def written(runs, tmp_path_factory) -> Path:
 
 
 def section(folder: Path, name: str):
-    return SECTIONS[name](report.read_runs([folder]))
+    return SECTIONS[name](read_runs([folder]))
 
 
 def row(table: layouts.Table, first: str) -> dict[str, str]:
@@ -360,7 +361,7 @@ def test_other_pictures_are_another_recipe_and_a_repeated_seed_is_not_averaged(t
     other = write_run(tmp_path, "other", seed=2)
     other["data"]["train"] = "changed"
     (tmp_path / "other/results.json").write_text(json.dumps(other))
-    collected = report.read_runs([tmp_path, tmp_path / "a"])  # a folder named twice is read once
+    collected = read_runs([tmp_path, tmp_path / "a"])  # a folder named twice is read once
     assert [run.folder.name for run, _ in collected.foreign] == ["other"]
     assert "pictures.train" in collected.foreign[0][1][0]
     assert [run.folder.name for run, _ in collected.repeated] == ["again"]
@@ -393,10 +394,10 @@ def test_other_protocols_keep_their_group_names_and_name_the_papers_setting(tmp_
 def test_one_step_0_for_all_seeds_is_said(tmp_path):
     first = write_run(tmp_path, "a")
     second = write_run(tmp_path, "b", seed=2)
-    assert not [fact for fact in report.describe(report.read_runs([tmp_path])) if "one step 0" in fact]
+    assert not [fact for fact in describe(read_runs([tmp_path])) if "one step 0" in fact]
     second["steps"][0] = first["steps"][0]
     (tmp_path / "b/results.json").write_text(json.dumps(second))
-    assert [fact for fact in report.describe(report.read_runs([tmp_path])) if "one step 0" in fact]
+    assert [fact for fact in describe(read_runs([tmp_path])) if "one step 0" in fact]
 
 
 # ---- the formats ----------------------------------------------------------------------------------------------------------
@@ -528,7 +529,7 @@ def test_pictures_are_drawn_when_asked_for(runs, tmp_path, monkeypatch):
         asked.append(([folder.name for folder in folders], steps, count))
         return [[np.full((4, 6, 3), 9 * i, np.uint8) for i in range(4)] for _ in range(count)]
 
-    monkeypatch.setattr(compare, "example_panels", panels)
+    monkeypatch.setattr("study.panels.example_panels", panels)
     arguments = [str(runs[0]), "--out", str(tmp_path), "--tables", "costs", "--pictures", "2"]
     assert report.main(arguments) == 0
     assert asked == [(["mib1", "altersgd1"], [5, 5], 2)]
@@ -735,7 +736,7 @@ def test_a_small_batch_alone_is_another_recipe(tmp_path):
     write_run(tmp_path, "a")
     write_run(tmp_path, "b", seed=2)
     write_run(tmp_path, "c", seed=3, train__batch_size=12)
-    assert [run.place for run, _ in report.read_runs([tmp_path]).foreign] == [str(tmp_path / "c")]
+    assert [run.place for run, _ in read_runs([tmp_path]).foreign] == [str(tmp_path / "c")]
 
 
 def test_runs_from_before_a_key_existed_have_its_default(tmp_path):
@@ -743,7 +744,7 @@ def test_runs_from_before_a_key_existed_have_its_default(tmp_path):
     write_run(tmp_path, "new", seed=2)
     del old["config"]["update"], old["config"]["method"]["entropy"], old["config"]["model"]["dropout"]
     (tmp_path / "old/results.json").write_text(json.dumps(old))
-    runs = report.read_runs([tmp_path])
+    runs = read_runs([tmp_path])
     assert not runs.foreign and [len(seeds) for seeds in runs.cells.values()] == [2]
 
 

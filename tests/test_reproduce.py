@@ -101,7 +101,7 @@ def test_the_runs_are_what_the_paper_reports():
     assert {(s.lambda_a, s.lambda_b) for s in fourth} == set(product(paper.LAMBDAS, paper.TABLE_4["all"]))
     assert [s.p for s in settings("figure-p")] == list(paper.FIGURE_P)
     assert {s.phase for s in settings("figure-p")} == {"altersgd", "descent"}
-    choices = {(k, v) for k, (_, *others) in paper.CHOICES.items() if k != "from_step" for v in others}
+    choices = {(k, v) for k, (_, *others) in paper.OPEN.items() if k != "from_step" for v in others}
     assert {change for s in settings("ablations") for change in s.changes} == choices
 
 

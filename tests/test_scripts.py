@@ -1,5 +1,6 @@
-"""The shell scripts, in a copy of the project where Python only writes down how it was called; and scripts.compare."""
+"""The shell scripts, in a copy of the project where Python only writes down how it was called; the list of commands; scripts.compare."""
 
+import importlib
 import json
 import os
 import re
@@ -17,6 +18,8 @@ import train
 from configs.schema import load_config
 from data.protocols import PROTOCOLS, protocol_steps
 from scripts import compare
+from scripts.__main__ import COMMANDS, FOR_MAINTAINERS
+from scripts.__main__ import main as list_commands
 from tracking import plotting
 
 ROOT = Path(train.__file__).parent
@@ -178,6 +181,32 @@ def test_output_that_nobody_reads_is_no_error(command, toy_voc):
     )
     os.close(writes)
     assert ended.returncode == 128 + signal.SIGPIPE and "Error" not in ended.stderr, ended.stderr
+
+
+# ---- python -m scripts ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", [*COMMANDS, *FOR_MAINTAINERS])
+def test_a_listed_command_can_be_called(name):
+    assert callable(importlib.import_module(f"scripts.{name}").main)
+
+
+def test_every_command_is_listed_once():
+    files = [path for path in ROOT.glob("scripts/*.py") if path.name != "__main__.py"]
+    commands = [
+        path.stem for path in files if re.search(r"^def main\(", path.read_text("utf-8"), re.MULTILINE)
+    ]
+    assert sorted([*COMMANDS, *FOR_MAINTAINERS]) == sorted(commands)
+
+
+def test_the_list_has_a_short_line_for_every_command(capsys):
+    assert list_commands([]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    for name, what in (COMMANDS | FOR_MAINTAINERS).items():
+        assert [line.split(maxsplit=1) for line in lines if line.split()[:1] == [name]] == [[name, what]]
+    users, _, maintainers = "\n".join(lines).partition("for maintainers:")
+    assert all(f"  {name} " in users and f"  {name} " not in maintainers for name in COMMANDS)
+    assert max(map(len, lines)) <= 100
 
 
 # ---- what texts refer to ----------------------------------------------------------------------------------------------

@@ -1,16 +1,19 @@
 """scripts.status: every state of a run, and folders that are none."""
 
 import json
+import resource
 import shutil
+import sys
 import time
 
 import pytest
-import torch
-from torch.utils.tensorboard import SummaryWriter
 
 import train
+from configs import yaml_core
 from configs.schema import dump_config
+from engine import watch
 from engine.arguments import read_config
+from engine.optim import last_iteration_of
 from engine.ranks import start_ranks
 from engine.run_folder import RunFolder
 from engine.watch import StoppedBySignal
@@ -54,14 +57,12 @@ def stopped(toy_arguments, tmp_path):
 
 
 @pytest.fixture
-def killed(toy_arguments, tmp_path):
+def killed(toy_arguments, tmp_path, monkeypatch):
     """After the third iteration of step 0, saved after the second."""
+    monkeypatch.setattr(watch, "SECONDS_BETWEEN_WRITES", 0.0)
     arguments = toy_arguments("run.checkpoint_every=2", "train.epochs=4", name="killed")
     with pytest.raises(Killed):
         walk(arguments, StopAfter(2 * 3, kill=True))
-    # The writer of the walk still lives in this process and has not flushed what a killed one would have.
-    with SummaryWriter(tmp_path / "runs/killed") as writer:
-        writer.add_scalar("lr", 0.05 * (1 - 2 / 8) ** 0.9, 3)
     return tmp_path / "runs/killed"
 
 
@@ -191,42 +192,158 @@ def test_watch_looks_again_until_interrupted(done, monkeypatch, capsys):
 # ---- where a step stands ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("power", [0.9, 1.0, 0.5])
-def test_the_learning_rate_tells_the_length_of_a_step(power):
-    config = {
-        "optim": {"lr": 0.01, "lr_later": 0.001, "power": power},
-        "train": {"epochs": 30, "epochs_later": 8},
-        "phase": {"lr": "decay"},
-    }
-    for step, start, total in ((0, 0.01, 10530), (1, 0.001, 8 * 13)):
-        for iteration in (total // 50 + 2, total // 2, total):
-            lr = torch.tensor(start * (1 - (iteration - 1) / total) ** power).item()
-            assert status.total_iterations(config, step, iteration, lr) == total
-        assert status.total_iterations(config, step, 1, start) is None
+def test_a_running_step_shows_the_iteration_it_has_reached(killed, capsys):
+    holder = RunFolder(killed)
+    holder.lock()
+    row = cells(show(killed, capsys=capsys)[1])["killed"]
+    assert row[2:5] == ["running", "0/2", "3/8"]
+    assert row[9].startswith(">")
+    holder.unlock()
 
 
-def test_tensorboard_tells_where_a_running_step_is(toy_arguments, tmp_path):
-    arguments = toy_arguments("train.epochs=6", "method.name=mib")
+def test_what_one_run_has_finished_tells_another_how_much_is_left(killed, done, tmp_path, capsys):
+    row = cells(show(tmp_path / "runs", capsys=capsys)[1])["killed"]
+    assert row[2:5] == ["unfinished", "0/2", "2/8"] and row[9].count(":") == 2 and ">" not in row[9]
+
+
+def test_a_run_of_an_older_version_is_read_without_its_progress(killed, toy_run, tmp_path, capsys):
+    (killed / "progress.json").unlink()
+    assert cells(show(killed, capsys=capsys)[1])["killed"][2:5] == ["stopped", "0/2", "2"]
+    holder = RunFolder(killed)
+    holder.lock()
+    assert cells(show(killed, capsys=capsys)[1])["killed"][2:5] == ["running", "0/2", "2"]
+    holder.unlock()
+    older = toy_run(name="older")
+    (older / "progress.json").unlink()
+    rows = cells(show(tmp_path / "runs", capsys=capsys)[1])
+    assert rows["older"][2:5] == ["done", "2/2", "-"]
+    assert rows["killed"][2:5] == [
+        "stopped",
+        "0/2",
+        "2/8",
+    ]  # the images of step 0 are known from the other run
+
+
+def test_neither_tensorboard_nor_its_files_are_needed(killed, monkeypatch, capsys):
+    before = show(killed, capsys=capsys)
+    for file in killed.glob("events.*"):
+        file.unlink()
+    monkeypatch.setitem(sys.modules, "tensorboard", None)
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    assert show(killed, capsys=capsys) == before
+
+
+def test_the_length_of_a_step_does_not_depend_on_its_learning_rates(toy_arguments, tmp_path, capsys):
+    """Step 2 of 3: its learning rate is decayed, and held in the phase. Each iteration asks twice: 2 + 8 + 6 of 8."""
+    options = ("optim.lr_decay=0.5", "optim.power=0.5", "phase.name=altersgd", "phase.p=0.5", "phase.lr=hold")
+    arguments = toy_arguments(*options, "data.steps=[[1], [2], [3]]", "train.batch_size=2", name="held")
+    with pytest.raises(StoppedBySignal):
+        walk(arguments, StopAfter(2 * (2 + 8 + 5)))
+    assert cells(show(tmp_path / "runs", capsys=capsys)[1])["held"][2:5] == ["stopped", "2/3", "6/8"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "last"),
+    [
+        ((), (10530, 8 * 13)),
+        (("phase.name=altersgd", "phase.p=0.5", "phase.lr=hold"), (10530, 8 * 13)),
+        (("phase.name=stop", "phase.p=0.5"), (10530, 4 * 13)),
+        (("phase.name=stop", "phase.p=25/30", "phase.from_step=0"), (8775, 86)),
+    ],
+)
+def test_the_last_iteration_of_a_step_follows_from_its_images(overrides, last):
+    config = read_config(["data.root=unused", "train.epochs=30", "train.epochs_later=8", *overrides])
+    written = yaml_core.parse(dump_config(config))
+    for step, images in enumerate((351 * 24 + 5, 13 * 24)):
+        assert last_iteration_of(config, images, step) == last[step]
+        assert last_iteration_of(written, images, step) == last[step]
+
+
+def test_progress_says_where_a_run_is_and_follows_it_when_it_goes_on(toy_arguments, tmp_path):
+    arguments, folder = toy_arguments("train.epochs=6", "method.name=mib"), RunFolder(tmp_path / "runs/run")
+    assert folder.read_progress() is None
     with pytest.raises(StoppedBySignal):
         walk(arguments, StopAfter(2 * 9))
-    folder = tmp_path / "runs/run"
-    [file] = folder.glob("events.*")
-    config = read_config(arguments).model_dump(mode="json")
-    deadline = time.monotonic() + 5
-    place = status.logged_place(folder, config, [])
-    while place is None and time.monotonic() < deadline:  # the writer is a thread
-        time.sleep(0.05)
-        place = status.logged_place(folder, config, [])
-    assert place is not None and 1 <= place.iteration <= 10
-    assert next(status.learning_rates(file))[1] == 1
-    torn = file.with_name(file.name + ".torn")
-    for length in range(0, file.stat().st_size, 97):
-        torn.write_bytes(file.read_bytes()[:length])
-        list(status.learning_rates(torn))
+    first = json.loads(folder.progress_file.read_text())
+    assert {name: first[name] for name in ("step", "iteration", "total")} == {
+        "step": 0,
+        "iteration": 10,
+        "total": 12,
+    }
+    assert first["seconds"] > 0 and folder.read_progress() == first
+    with pytest.raises(StoppedBySignal):
+        walk(arguments, StopAfter(0))
+    second = folder.read_progress()
+    assert second["iteration"] == 11 and second["seconds"] > first["seconds"]
+    walk(arguments, StopAfter(10**9))
+    last, figures = folder.read_progress(), folder.read_results()["steps"]
+    assert (last["step"], last["iteration"], last["total"]) == (1, 4, 4)
+    assert 0 < last["seconds"] <= figures[1]["seconds"] + 1e-3
+
+
+def test_a_step_that_ends_early_says_so_from_its_beginning(toy_arguments, tmp_path):
+    arguments = toy_arguments("phase.name=stop", "phase.p=0.75")
+    with pytest.raises(StoppedBySignal):
+        walk(arguments, StopAfter(2 * 4))
+    progress = RunFolder(tmp_path / "runs/run").read_progress()
+    assert (progress["step"], progress["iteration"], progress["total"]) == (1, 1, 3)
+
+
+def test_progress_is_written_at_most_once_in_a_while(toy_arguments, monkeypatch):
+    written, write = [], RunFolder.write_progress
+    monkeypatch.setattr(watch, "SECONDS_BETWEEN_WRITES", 1e9)
+    monkeypatch.setattr(
+        RunFolder, "write_progress", lambda *a, **k: (written.append(k["iteration"]), write(*a, **k))
+    )
+    walk(toy_arguments("train.last_step=0", "train.epochs=4", "run.checkpoint_every=3"), StopAfter(10**9))
+    assert written == [0, 3, 6, 8]  # the beginning, two checkpoints and the end
+
+
+def test_a_half_written_progress_does_no_harm(killed, capsys):
+    folder = RunFolder(killed)
+    whole = folder.progress_file.read_bytes()
+    foreign = [
+        b"[]",
+        b"null",
+        b"{}",
+        b"\x07" * 300,
+        whole.replace(b"3", b"null"),
+        whole.replace(b"3", b"1e999"),
+    ]
+    for content in [*(whole[:length] for length in range(len(whole) - 1)), *foreign]:
+        folder.progress_file.write_bytes(content)
+        assert folder.read_progress() is None, content
+    assert cells(show(killed, capsys=capsys)[1])["killed"][2:5] == ["stopped", "0/2", "2"]
+
+
+def test_a_full_disk_keeps_the_progress_before_and_ends_no_run(tmp_path):
+    folder = RunFolder(tmp_path)
+    folder.write_progress(step=0, iteration=1, total=4, seconds=0.5)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (10, hard))  # bytes that a file may have
+    try:
+        folder.write_progress(step=0, iteration=2, total=4, seconds=1.0)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert folder.read_progress() == {"step": 0, "iteration": 1, "total": 4, "seconds": 0.5}
+    assert [path.name for path in tmp_path.iterdir()] == ["progress.json"]
+    RunFolder(tmp_path / "gone").write_progress(step=0, iteration=1, total=4, seconds=0.5)
+
+
+def test_a_batch_that_no_step_can_fill_is_named(done, tmp_path, capsys):
+    """Such a run ends before its first iteration and leaves a folder behind."""
+    large = tmp_path / "runs/large"
+    large.mkdir()
+    results = json.loads((done / "results.json").read_text())
+    results["config"]["train"]["batch_size"] = 5
+    (large / "results.json").write_text(json.dumps(results | {"steps": []}))
+    text = show(tmp_path / "runs", capsys=capsys)[1]
+    assert set(cells(text)) == {"run", "done"}
+    assert f"{large}: step 1 has 4 training pictures, fewer than one batch of 5" in text
 
 
 def test_damaged_files_say_nothing(stopped, capsys):
-    for file in [*stopped.glob("resume*"), *stopped.glob("events*")]:
+    for file in [*stopped.glob("resume*"), stopped / "progress.json"]:
         file.write_bytes(b"\x07" * 300)
     row = cells(show(stopped, capsys=capsys)[1])["stopped"]
     assert row[2:5] == [State.UNFINISHED, "1/2", "-"]

@@ -1,0 +1,224 @@
+"""The tables of a report that the paper does not have: ablations, controls, differences, forgetting, costs, related methods."""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from data.protocols import BACKGROUND
+from study import paper, scoreboard
+from study.cells import (
+    KEYS,
+    background_taken_for,
+    cell,
+    cell_of_ratio,
+    difference,
+    listed,
+    means,
+    name,
+    p_value,
+    paper_differences,
+    ratio,
+    scientific,
+    seeds,
+    show,
+    signed,
+    time_of_a_picture,
+)
+from study.collection import (
+    FLATNESS,
+    LOGGED_FLATNESS,
+    SMALLEST_TEST,
+    Collection,
+    Difference,
+    machine_differences,
+    spread,
+)
+from study.layouts import EMPTY, Section, Table
+from study.paper import Setting
+from study.settings import (
+    ablations,
+    altersgd,
+    consolidate,
+    found,
+    groups,
+    mib,
+    missing,
+    neighbours,
+    paper_header,
+)
+
+NOT_CORRECTED = (
+    f"Mean ± standard deviation of the differences over the seeds that both have, and p of a paired t test, not corrected "
+    f"for the number of comparisons. With fewer than {SMALLEST_TEST} such seeds, too few for a test, each difference is listed."
+)
+
+
+def table_ablations(runs: Collection) -> Section:
+    controls = [mib(runs), consolidate(runs), altersgd(runs)]
+    settings = {name(runs, s): s for s in [*controls, *ablations(runs)]}
+    rows = [
+        [label, *means(runs, s), cell(runs, s, "forgetting")]
+        + [signed(difference(runs, s, control, "all")) if s != control else EMPTY for control in controls]
+        for label, s in settings.items()
+    ]
+    table = Table(
+        "What the paper leaves open, against MiB, the control and default AlterSGD",
+        ["phase", "seeds", *groups(runs), "forgetting", *(name(runs, control) for control in controls)],
+        rows,
+        [("", 2), ("mIoU in percent", 3), ("", 1), ("difference of all to", 3)],
+        rules=[len(controls)],
+    )
+    notes = ["Differences: the mean over the seeds that both have."]
+    return Section("ablations", "Ablations of the phase", [table], notes, missing(runs, settings))
+
+
+def table_alternation(runs: Collection) -> Section:
+    """Every setting of AlterSGD that ran beside its own control, and the published one if it ran or nothing else did."""
+    ran = [s for s in found(runs) if s.phase == "altersgd" and _control(s) in runs.cells]
+    published = [altersgd(runs)] if altersgd(runs) in runs.cells or not ran else []
+    settings = list(dict.fromkeys([*published, *ran]))
+    rows = []
+    for setting in settings:
+        pairs = [difference(runs, setting, _control(setting), key) for key in KEYS]
+        shared = str(max(len(d.values) for d in pairs))
+        rows.append([name(runs, setting), *means(runs, setting), shared, *_differences(pairs)])
+    table = Table(
+        "AlterSGD minus Consolidate with the same options, in points of mIoU",
+        ["phase", "seeds", *groups(runs), "shared seeds", *["difference", "p"] * 3],
+        rows,
+        [("", 2), ("mIoU in percent", 3), ("", 1), *((group, 2) for group in groups(runs))],
+    )
+    wanted = {name(runs, s): s for s in [altersgd(runs), consolidate(runs)]}
+    title = "What alternating adds"
+    return Section("alternation", title, [table], [NOT_CORRECTED], missing(runs, wanted))
+
+
+def _control(setting: Setting) -> Setting:
+    return replace(setting, phase="consolidate")
+
+
+def table_differences(runs: Collection) -> Section:
+    controls = [mib(runs), consolidate(runs), altersgd(runs)]
+    changed = [s for s in ablations(runs) if s in runs.cells]
+    compared = {
+        controls[0]: [s for s in found(runs) if s != controls[0]] or controls[1:],
+        controls[1]: [controls[2], *changed],
+        controls[2]: changed,
+    }
+    tables = [differences_table(runs, control, others) for control, others in compared.items() if others]
+    wanted = {name(runs, control): control for control in controls}
+    return Section("differences", "Differences, seed by seed", tables, [NOT_CORRECTED], missing(runs, wanted))
+
+
+def differences_table(runs: Collection, control: Setting, others: Sequence[Setting]) -> Table:
+    control_name = name(runs, control)
+    rows = []
+    for setting in others:
+        pairs = [difference(runs, setting, control, key) for key in KEYS]
+        row = [name(runs, setting), str(max(len(d.values) for d in pairs))]
+        row += _differences(pairs)
+        if control_name == "MiB":
+            row += paper_differences(row[0])
+        rows.append(row)
+    header = ["setting", "shared seeds", *["difference", "p"] * 3]
+    spans = [("", 2), *((group, 2) for group in groups(runs))]
+    if control_name == "MiB":
+        header, spans = [*header, *paper.GROUPS], [*spans, (paper_header(runs), 3)]
+    return Table(f"Difference to {control_name}, in points of mIoU", header, rows, spans)
+
+
+def _differences(pairs: Iterable[Difference]) -> list[str]:
+    return [text for pair in pairs for text in (listed(pair), p_value(pair))]
+
+
+def table_forgetting(runs: Collection) -> Section:
+    old = groups(runs)[0]
+    rows = [
+        [
+            *(name(runs, s), seeds(runs, s)),
+            *(cell(runs, s, key) for key in ("first", "old", "forgetting", BACKGROUND)),
+            background_taken_for(runs, s),
+        ]
+        for s in found(runs)
+    ]
+    table = Table(
+        "What is forgotten, in points of mIoU",
+        [
+            *("setting", "seeds", f"{old} after step 0", f"{old} after the last", "forgetting"),
+            *("IoU after the last", "pixels taken for"),
+        ],
+        rows,
+        [("", 2), ("mIoU", 3), ("background", 2)],
+    )
+    notes = [
+        "Forgetting: the mean drop of a foreground class from the best it had after an earlier step.",
+        "No mean counts the background. The class that most of its lost pixels are taken for, and their share in percent.",
+    ]
+    return Section("forgetting", "Forgetting", [table], notes)
+
+
+def table_costs(runs: Collection) -> Section:
+    control = runs.values(mib(runs), "seconds")
+    rows = []
+    for setting in (s for s in found(runs) if s.method != "joint"):
+        ours = runs.values(setting, "seconds")
+        row = [name(runs, setting), str(len(ours)), show(spread(ours.values()), 0)]
+        rows.append(
+            [*row, ratio(runs, setting, mib(runs), "seconds"), str(len(ours.keys() & control.keys()))]
+        )
+    notes = ["Training alone, without scoring; the ratio is the mean over the seeds that both have."]
+    unlike = machine_differences(runs.runs)
+    if unlike:
+        notes.append(f"Not made alike, so seconds cannot be compared: {'; '.join(unlike)}.")
+    header = ["setting", "seeds", "seconds", "ratio to MiB", "shared seeds"]
+    table = Table("Seconds of training in the steps after step 0", header, rows)
+    return Section("costs", "Costs", [table], notes)
+
+
+def table_neighbours(runs: Collection) -> Section:
+    """AlterSGD beside other roads to flat minima: what is learned and kept, how flat it ends, and what it costs."""
+    plain = mib(runs)
+    settings = {name(runs, s): s for s in [plain, altersgd(runs), consolidate(runs), *neighbours(runs)]}
+    rows = [
+        [
+            *(label, *means(runs, s), cell(runs, s, "forgetting")),
+            *(scientific(runs, s, key) for key in FLATNESS),
+            ratio(runs, s, plain, "gradients"),
+            time_of_a_picture(runs, s),
+        ]
+        for label, s in settings.items()
+    ]
+    table = Table(
+        "AlterSGD and its neighbours",
+        [
+            *("setting", "seeds", *groups(runs), "forgetting"),
+            *("squared gradient norm", "top eigenvalue", "trace", "gradients", "time"),
+        ],
+        rows,
+        [("", 2), ("mIoU in percent", 3), ("", 1), ("l_seg, norms in eval", 3), ("cost, MiB = 1", 2)],
+        rules=[3],
+    )
+    tables, notes = (
+        [table],
+        [
+            "Gradients: of single pictures, in the steps after step 0. Time: of a picture in an iteration of the step's "
+            "last part, by scripts.benchmark updates."
+        ],
+    )
+    changes = [
+        [label, *(cell_of_ratio(runs, s, key) for key in LOGGED_FLATNESS)] for label, s in settings.items()
+    ]
+    changes = [row for row in changes if any(cell != EMPTY for cell in row[1:])]
+    if changes:
+        title = "What the last iterations of a step do: value at its end over that at the share p, mean of the steps"
+        tables.append(Table(title, ["setting", "squared gradient norm", "top eigenvalue"], changes))
+        notes.append("In brackets: the number of seeds. Below 1 it gets flatter.")
+    return Section("neighbours", "Neighbours of AlterSGD", tables, notes, missing(runs, settings))
+
+
+def table_readings(runs: Collection) -> Section:
+    """The four readings of the paper, with a scoreboard."""
+    if scoreboard.ran(runs):
+        absent = [line for wanted in scoreboard.wanted(runs) for line in missing(runs, wanted)]
+    else:
+        absent = ["every reading but the default, and their controls"]
+    return scoreboard.section(runs, groups(runs), paper_header(runs), [NOT_CORRECTED], absent)

@@ -1,0 +1,215 @@
+"""A report from finished runs: reading them, assembling tables and figures, and writing them, into Markdown files too."""
+
+import difflib
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+
+from configs.messages import not_one_of
+from data.files import write_atomically
+from engine.run_folder import RunError, read_results
+from study import layouts
+from study.cells import name
+from study.collection import Collection, Run, collect, share_step_0
+from study.layouts import Report, Section
+from study.settings import found
+from study.tables import SECTIONS
+
+FORMATS: dict[str, tuple[str, Callable[[Report], str]]] = {
+    "markdown": ("report.md", layouts.markdown),
+    "latex": ("report.tex", layouts.latex),
+    "html": ("report.html", layouts.page),
+}
+WANTED_KEYS = ("config", "protocol", "steps")
+MARKER = re.compile(
+    r"^<!-- results:(?P<name>\S+) (?P<folder>.+?) -->\n(?P<body>.*?)^<!-- /results -->$",
+    re.MULTILINE | re.DOTALL,
+)
+OPENING = re.compile(r"^<!-- results:.*$", re.MULTILINE)
+
+
+# ----------------------------------------------------------------------------------------------------------- reading runs
+
+
+def read_runs(folders: Sequence[Path], base: Path | None = None) -> Collection:
+    """Every run below the folders, sorted; texts call them by their places relative to `base`, if given."""
+    for folder in folders:
+        if not folder.is_dir():
+            raise RunError(f"{folder}: no such folder; name one that holds runs of train.py")
+    files = {path.resolve(): path for folder in folders for path in sorted(folder.rglob("results.json"))}
+    places = ", ".join(map(str, folders))
+    if not files:
+        raise RunError(f"{places}: no results.json below; train.py writes one into <run.folder>/<run.name>")
+    collection = collect([read_run(path, base) for path in files.values()])
+    if collection is None:
+        raise RunError(
+            f"{places}: none of {len(files)} runs is finished; the command that started one goes on with it"
+        )
+    return collection
+
+
+def read_run(path: Path, base: Path | None) -> Run:
+    """A run whose figures can be used; RunError for anything that train.py would not have written."""
+    content = read_results(path)
+    results = content if isinstance(content, dict) else {}
+    lacking = [key for key in WANTED_KEYS if key not in results]
+    if lacking:
+        raise RunError(f"{path}: holds no {', '.join(lacking)}, so it is not of train.py; move it away")
+    place = str(path.parent) if base is None else os.path.relpath(path.parent, base)
+    run = Run(path.parent, results, place)
+    try:
+        _ = run.setting, run.seed, run.steps, run.is_finished and (run.class_names, run.history)
+    except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
+        raise RunError(
+            f"{path}: not as train.py writes it ({type(error).__name__}: {error}); score the run again or move it away"
+        ) from error
+    return run
+
+
+# -------------------------------------------------------------------------------------------------------------- assembling
+
+
+def assemble(runs: Collection, tables: Iterable[str], pictures: int = 0, with_figures: bool = True) -> Report:
+    """The report with the tables of these names, and so many test images with what the networks see in them."""
+    sections = [SECTIONS[table](runs) for table in tables]
+    if with_figures:
+        from study import figures  # matplotlib takes a second to import
+
+        for section in sections:
+            section.images = figures.images(section.name, runs)
+    if pictures:
+        sections.append(
+            Section("pictures", "What the networks see", [], images=[figures.pictures(runs, pictures)])
+        )
+    lists = {
+        "Missing": missing(sections),
+        "Unfinished": [unfinished_line(run) for run in runs.unfinished],
+        "Runs": [
+            f"{run.place}: {name(runs, setting)}, seed {seed}"
+            for setting in found(runs)
+            for seed, run in sorted(runs.cells[setting].items())
+        ],
+    }
+    facts = describe(runs)
+    if not pictures:
+        facts.append("Pictures of what the networks see were not asked for (--pictures N).")
+    return Report(
+        facts,
+        warnings(runs),
+        sections,
+        {title: lines for title, lines in lists.items() if lines or title == "Missing"},
+    )
+
+
+def describe(runs: Collection) -> list[str]:
+    """What all runs of a report have in common, as sentences."""
+    config = runs.reference.config
+    data, train = config["data"], config["train"]
+    protocol = data["protocol"] or f"own steps ({len(runs.steps)})"
+    facts = [
+        f"{data['dataset']} {protocol} {data['mode']}, {config['model']['body']}, crop {data['crop']}, "
+        f"{train['epochs']} + {train['epochs_later']} epochs, batch {train['batch_size']}: "
+        f"{len(runs.runs)} finished runs, seeds: {', '.join(map(str, runs.seeds(runs.cells)))}."
+    ]
+    for key, word in {"commit": "Commits", "device": "Devices", "torch": "PyTorch"}.items():
+        values = sorted({str(run.results.get("environment", {}).get(key)) for run in runs.runs})
+        facts[0] += f" {word}: {', '.join(values)}."
+    if share_step_0([run for run in runs.runs if run.setting.method != "joint"]):
+        facts.append("All seeds go out from one step 0: the deviations are those of the later steps alone.")
+    return facts
+
+
+def warnings(runs: Collection) -> list[str]:
+    """Which runs are left out of every table, and why."""
+    lines = [
+        f"{run.place} is left out of every table: it differs from {runs.reference.place} in "
+        f"{'; '.join(differences)}. Report on it by itself."
+        for run, differences in runs.foreign
+    ]
+    return lines + [
+        f"{run.place} is left out of every table: {kept.place} has the same setting and seed "
+        f"({name(runs, run.setting)}, seed {run.seed})."
+        for run, kept in runs.repeated
+    ]
+
+
+def missing(sections: Iterable[Section]) -> list[str]:
+    """What tables want and no finished run provides, each once, with the tables that want it."""
+    wanted_by: dict[str, list[str]] = {}
+    for section in sections:
+        for line in section.missing:
+            wanted_by.setdefault(line, []).append(section.title.split(":")[0])
+    return [f"{line} ({', '.join(titles)})" for line, titles in wanted_by.items()]
+
+
+def unfinished_line(run: Run) -> str:
+    """How far a run is that no table counts."""
+    done, last = len(run.results["steps"]), run.config["train"]["last_step"]
+    why = f", all that train.last_step={last} asks for" if last is not None and done > last else ""
+    return f"{run.place}: {done} of {len(run.steps)} steps{why}"
+
+
+def write(report: Report, folder: Path, formats: Iterable[str]) -> list[Path]:
+    """Write the report in these formats, with the figures that Markdown links to, and return the files."""
+    folder.mkdir(parents=True, exist_ok=True)
+    files = {FORMATS[f][0]: FORMATS[f][1](report).encode() for f in formats}
+    if "markdown" in formats:
+        images = [image for section in report.sections for image in section.images if image.kind == "svg+xml"]
+        files |= {f"figures/{image.name}.svg": image.content for image in images}
+    for place, content in files.items():
+        (folder / place).parent.mkdir(exist_ok=True)
+        write_atomically(folder / place, content)
+    return [folder / place for place in files]
+
+
+# ----------------------------------------------------------------------------------------------------- Markdown with markers
+
+
+def renew(path: Path, check: bool) -> int:
+    """Write the tables between the markers of a Markdown file anew; with `check` only compare, and show the difference.
+
+    Returns the exit code: 1 if the file is not up to date and stays so.
+    """
+    text = path.read_text(encoding="utf-8")
+    if len(OPENING.findall(text)) != len(MARKER.findall(text)):
+        raise RunError(
+            f"{path}: a marker is not complete; it is a line <!-- results:<name> <folder> --> and a line <!-- /results -->"
+        )
+    if not MARKER.search(text):
+        raise RunError(
+            f"{path}: nothing to renew; put the lines <!-- results:table1 <folder> --> and <!-- /results --> into it"
+        )
+    fresh = MARKER.sub(lambda match: renewed(match, path), text)
+    if fresh == text:
+        print(f"{path}: up to date")
+        return 0
+    if not check:
+        write_atomically(path, fresh.encode())
+        print(f"{path}: renewed")
+        return 0
+    lines = difflib.unified_diff(
+        text.splitlines(), fresh.splitlines(), str(path), "from the results", lineterm="", n=1
+    )
+    print("\n".join(lines))
+    print(f"{path}: not up to date; run python -m scripts.report --readme {path}", file=sys.stderr)
+    return 1
+
+
+def renewed(match: re.Match, path: Path) -> str:
+    """The marker, the table that it names as it is today, and the marker that ends it."""
+    table, folder = match["name"], match["folder"]
+    known = [*SECTIONS, "missing"]
+    if table not in known:
+        raise RunError(f"{path}: results:{not_one_of(table, known)}")
+    runs = read_runs([path.parent / folder], base=path.parent)
+    if table == "missing":
+        lines = missing(make(runs) for make in SECTIONS.values()) + [
+            unfinished_line(run) for run in runs.unfinished
+        ]
+        body = "\n".join(f"- {layouts.markdown_text(line)}" for line in lines or ["nothing"])
+    else:
+        body = layouts.markdown_section(SECTIONS[table](runs))
+    loud = [f"> **Warning.** {layouts.markdown_text(line)}" for line in warnings(runs)]
+    return "\n\n".join([f"<!-- results:{table} {folder} -->", *loud, body, "<!-- /results -->"])
