@@ -4,20 +4,17 @@ python -m scripts.compare runs/ft runs/mib runs/mib-altersgd --picture compariso
 """
 
 import argparse
-import sys
 from pathlib import Path
 
-from configs.schema import ConfigError
-from data import DataError
 from data.protocols import Step, steps_from_lists
-from engine import checkpoint
 from engine.run_folder import RunError, read_results
-from engine.terminal import exit_with
+from engine.terminal import command, exit_with
 from metrics.continual import group_names
 from study.panels import example_panels
 from tracking.tables import format_table, markdown_table, percent
 
 
+@command
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -29,21 +26,17 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.examples < 1:
         parser.error("--examples: at least one test picture is shown")
-    try:
-        results = [load_results(run) for run in options.runs]
-        steps = steps_from_lists(results[0]["protocol"])
-        layout = markdown_table if options.markdown else format_table
-        figures = [result["steps"] for result in results]
-        print(layout(*comparison(options.runs, figures, steps)))
-        if len(set(map(len, figures))) > 1:
-            print(
-                "\nnote: the runs stand after different numbers of steps (see `steps`), so their figures cannot be compared"
-            )
-        if options.picture:
-            draw(options.picture, options.runs, figures, steps, options.examples)
-    except (ConfigError, RunError, DataError, checkpoint.CheckpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    results = [load_results(run) for run in options.runs]
+    steps = steps_from_lists(results[0]["protocol"])
+    layout = markdown_table if options.markdown else format_table
+    figures = [result["steps"] for result in results]
+    print(layout(*comparison(options.runs, figures, steps)))
+    if len(set(map(len, figures))) > 1:
+        print(
+            "\nnote: the runs stand after different numbers of steps (see `steps`), so their figures cannot be compared"
+        )
+    if options.picture:
+        draw(options.picture, options.runs, figures, steps, options.examples)
     return 0
 
 

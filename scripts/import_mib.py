@@ -15,12 +15,14 @@ from data import ade, voc
 from data.protocols import protocol_steps
 from engine import checkpoint
 from engine.arguments import read_config
+from engine.terminal import command
 from models.pretrained import WeightsError, import_mib_checkpoint
 from models.segmenter import build_segmenter
 
 CLASS_NAMES = {"voc": voc.CLASS_NAMES, "ade": ade.CLASS_NAMES}
 
 
+@command
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -31,11 +33,7 @@ def main(arguments: list[str]) -> int:
         "config", nargs="+", help="YAML overlays and key.sub=value overrides, as for train.py"
     )
     options = parser.parse_args(arguments)
-    try:
-        print(convert(options.source, options.target, options.config))
-    except (ConfigError, WeightsError, checkpoint.CheckpointError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 2
+    print(convert(options.source, options.target, options.config))
     return 0
 
 

@@ -18,15 +18,14 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from configs.schema import ConfigError
 from data import DataError, shapes
-from engine.terminal import exit_with
+from engine import terminal
 from study.experiments import TABLES
 from study.launch import LAUNCHERS, Resources, carry_out
-from study.launchers import LauncherError
 from study.plan import PRESETS, choose, describe, list_jobs, look_at
 
 
+@terminal.command
 def main(arguments: Sequence[str] | None = None, command: Sequence[str] | None = None) -> int:
     """`command` stands in for train.py."""
     options = parse(sys.argv[1:] if arguments is None else arguments)
@@ -34,27 +33,21 @@ def main(arguments: Sequence[str] | None = None, command: Sequence[str] | None =
     generated = options.preset == "shapes" and root is None
     if generated:
         root = options.runs / "data"
-    try:
-        tables = TABLES if options.table == "all" else [options.table]
-        settings = {"data.root": root, "model.pretrained": options.pretrained}
-        jobs = list_jobs(tables, preset, options.seeds, options.runs, settings, options.overrides)
-        if options.only:
-            jobs = choose(jobs, options.only)
-        if root is None and not options.dry_run:
-            raise DataError("the place of the data set is not given; set --root <folder>")
-        if generated and not options.dry_run:
-            shapes.generate(root)
-        here = not options.dry_run or (root is not None and root.is_dir())
-        runs = look_at(jobs, preset, count=here)
-        print(describe(runs, preset), flush=True)
-        if not here:
-            print("The data set is not here: the numbers of its pictures are those on record.")
-        return 0 if options.dry_run else carry_out(runs, resources(options), command)
-    except ConfigError as error:
-        print("\n".join(f"config error: {problem}" for problem in error.problems), file=sys.stderr)
-    except (DataError, LauncherError) as error:
-        print(f"error: {error}", file=sys.stderr)
-    return 2
+    tables = TABLES if options.table == "all" else [options.table]
+    settings = {"data.root": root, "model.pretrained": options.pretrained}
+    jobs = list_jobs(tables, preset, options.seeds, options.runs, settings, options.overrides)
+    if options.only:
+        jobs = choose(jobs, options.only)
+    if root is None and not options.dry_run:
+        raise DataError("the place of the data set is not given; set --root <folder>")
+    if generated and not options.dry_run:
+        shapes.generate(root)
+    here = not options.dry_run or (root is not None and root.is_dir())
+    runs = look_at(jobs, preset, count=here)
+    print(describe(runs, preset), flush=True)
+    if not here:
+        print("The data set is not here: the numbers of its pictures are those on record.")
+    return 0 if options.dry_run else carry_out(runs, resources(options), command)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -122,4 +115,4 @@ def _parameter(text: str) -> tuple[str, str | int]:
 
 
 if __name__ == "__main__":
-    exit_with(main)
+    terminal.exit_with(main)
