@@ -203,10 +203,6 @@ def readings_figure(runs: Collection) -> Figure | None:
     return figure
 
 
-def _papers_points(runs: Collection) -> str:
-    return "paper" if paper.is_papers(runs.reference.config) else f"paper ({paper.SETTING_IN_WORDS})"
-
-
 # section -> file name -> caption and how it is drawn
 FIGURES: dict[str, dict[str, tuple[str, Callable[[Collection], Figure | None]]]] = {
     "table1": {

@@ -21,6 +21,7 @@ from scripts import report
 from study import experiments, figures, paper
 from study import scoreboard as report_readings
 from study.collection import Collection, Run, collect
+from study.comparisons import table_readings
 from study.experiments import Job
 from study.layouts import EMPTY, Table
 from study.paper import Setting, alternating
@@ -28,7 +29,6 @@ from study.plan import PRESETS
 from study.plan import Run as PlannedRun
 from study.readings import CONTROLLED_P, READINGS, SIXTHS, ending_on_a_descent
 from study.scoreboard import FACTS, mib, over_lambda, over_p
-from study.tables import table_readings
 
 ROOT = Path(train.__file__).parent
 BASE = load_config([], ["data.root=/nowhere", "data.protocol=15-1"]).model_dump(mode="json")
