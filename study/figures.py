@@ -15,7 +15,7 @@ from study.collection import Collection, Spread, spread
 from study.layouts import Image
 from study.paper import Setting
 from study.readings import READINGS
-from study.scoreboard import epochs, over_p
+from study.scoreboard import over_p, stops
 from study.settings import altersgd, consolidate, groups, mib, over_lambda, paper_header, shares
 from tracking import plotting
 from tracking.plotting import Axes, Figure, pyplot
@@ -35,7 +35,7 @@ STYLE = plotting.STYLE | {
     "text.parse_math": False,
 }
 # fmt: on
-READING_COLOURS = ("#0072B2", "#56B4E9", "#E69F00", "#D55E00")
+READING_COLOURS = ("#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#555555")  # the last is the control's
 GROUP_COLOURS = ("#0072B2", "#D55E00", "#000000")  # old, new, all
 MOST_LABELS = 40  # classes that are named in a heat map
 MOST_PANELS = 6  # in a row
@@ -176,22 +176,23 @@ def lambda_figure(runs: Collection) -> Figure:
 
 
 def readings_figure(runs: Collection) -> Figure | None:
-    """A panel per group, a curve per reading over p, and the paper's points."""
-    curves = {reading: over_p(runs, reading) for reading in READINGS}
+    """A panel per group, a curve per reading over p, that of the control which stops at p, and the paper's points."""
+    curves = {reading.name: list(over_p(runs, reading).values()) for reading in READINGS}
     if not any(
-        setting in runs.cells for settings in curves.values() for p, setting in settings.items() if p < 1
+        setting in runs.cells and setting.p < 1 for settings in curves.values() for setting in settings
     ):
         return None
-    figure, axes = pyplot.subplots(1, 3, figsize=(10.4, 3.7), layout="constrained")
-    looks = zip(READING_COLOURS, "osDv", ("-", "-", "--", "--"), strict=True)
-    for (reading, settings), (colour, marker, line) in zip(curves.items(), looks, strict=True):
-        same = runs.on_shared_seeds(settings.values())
-        shares = {float(reading.share(p, epochs(runs))): _spreads(same, s) for p, s in settings.items()}
+    curves["stop, a control"] = list(stops(runs).values())
+    figure, axes = pyplot.subplots(1, 3, figsize=(10.4, 3.9), layout="constrained")
+    looks = zip(READING_COLOURS, "osDv^", ("-", "-", "--", "--", ":"), strict=True)
+    for (label, settings), (colour, marker, line) in zip(curves.items(), looks, strict=True):
+        same = runs.on_shared_seeds(settings)
+        shares = {float(setting.p): _spreads(same, setting) for setting in settings}
         for number, axis in enumerate(axes):
             known = {x: spreads[number] for x, spreads in shares.items() if spreads[number].mean is not None}
             values, bars = [s.mean for s in known.values()], [s.deviation or 0.0 for s in known.values()]
             look: dict[str, Any] = {"color": colour, "marker": marker, "markersize": 5, "linestyle": line}
-            axis.errorbar(list(known), values, yerr=bars, capsize=2.5, label=reading.name, **look)
+            axis.errorbar(list(known), values, yerr=bars, capsize=2.5, label=label, **look)
     for number, axis in enumerate(axes):
         points = {float(p): values[number] for p, values in paper.FIGURE_P.items()}
         printed = {p: 0.0 if isinstance(v, str) else v for p, v in points.items() if v is not None}
@@ -199,7 +200,7 @@ def readings_figure(runs: Collection) -> Figure | None:
         axis.plot(list(printed), list(printed.values()), linestyle="none", label=paper_header(runs), **look)
         axis.set(xlabel="p", ylim=(-1, None), title=groups(runs)[number])
     axes[0].set_ylabel("mIoU, %")
-    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5)
+    figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
     return figure
 
 

@@ -59,6 +59,11 @@ def over_p(runs: Collection, reading: Reading) -> dict[Fraction, Setting]:
     return {p: setting_of(runs, reading, p) for p in SIXTHS} | {MIB: mib(runs)}
 
 
+def stops(runs: Collection) -> dict[Fraction, Setting]:
+    """The paper's p -> MiB that stops there, with the learning rates of the whole step; at the last one, 1, it is MiB."""
+    return {p: paper.alternating(mib(runs), phase="stop", p=p) for p in (*SIXTHS, MIB)}
+
+
 def over_lambda(runs: Collection, reading: Reading) -> dict[tuple[float, float], Setting]:
     pairs = [(x, x) for x in paper.LAMBDAS] + list(CORNERS)
     return {(a, b): setting_of(runs, reading, PUBLISHED_P, a, b) for a, b in pairs}
@@ -70,6 +75,7 @@ def wanted(runs: Collection) -> tuple[dict[str, Setting], dict[str, Setting]]:
     for reading in READINGS:
         settings += over_p(runs, reading).values()
         settings += [control for p in CONTROLLED_P for control in controls_of(runs, reading, p)]
+        settings += stops(runs).values()
         lambdas += over_lambda(runs, reading).values()
     others = [setting for setting in lambdas if setting not in settings]
     return {name(runs, s): s for s in settings}, {name(runs, s): s for s in others}
@@ -262,7 +268,7 @@ def table_of_controls(runs: Collection, groups: Sequence[str]) -> Table:
     """The controls' own figures."""
     settings = [
         control for p in CONTROLLED_P for reading in READINGS for control in controls_of(runs, reading, p)
-    ]
+    ] + [setting for p, setting in stops(runs).items() if p < MIB]
     settings = sorted(dict.fromkeys(settings), key=lambda s: (-s.p, s.phase))
     rows = [[paper.PHASES[s.phase], show_share(s.p), *means(runs, s)] for s in settings]
     return Table("mIoU in percent of the controls", ["control", "p", "seeds", *groups], rows)
