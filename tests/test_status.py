@@ -5,8 +5,10 @@ import resource
 import shutil
 import sys
 import time
+from unittest.mock import Mock
 
 import pytest
+import torch
 
 import train
 from configs import yaml_core
@@ -14,7 +16,7 @@ from configs.schema import dump_config
 from engine import watch
 from engine.arguments import read_config
 from engine.optim import last_iteration_of
-from engine.ranks import start_ranks
+from engine.ranks import Ranks, start_ranks
 from engine.run_folder import RunFolder
 from engine.watch import StoppedBySignal
 from scripts import status
@@ -297,6 +299,17 @@ def test_progress_is_written_at_most_once_in_a_while(toy_arguments, monkeypatch)
     )
     walk(toy_arguments("train.last_step=0", "train.epochs=4", "run.checkpoint_every=3"), StopAfter(10**9))
     assert written == [0, 3, 6, 8]  # the beginning, two checkpoints and the end
+
+
+@pytest.mark.parametrize(("rank", "written"), [(0, True), (1, False)])
+def test_only_the_main_rank_writes_its_progress(rank, written, tmp_path):
+    ranks = Ranks(rank, world=2, local_rank=rank, device=torch.device("cpu"), group=None)
+    folder, step, bar = RunFolder(tmp_path), Mock(index=1), Mock(done=3)
+    run = Mock(ranks=ranks, folder=folder)
+    watch.Watch(run, step, Mock(), {}, Mock(), Mock(), bar, last=8, seconds=2.0, measured={})
+    assert folder.read_progress() == (
+        {"step": 1, "iteration": 3, "total": 8, "seconds": pytest.approx(2.0, abs=0.5)} if written else None
+    )
 
 
 def test_a_half_written_progress_does_no_harm(killed, capsys):
