@@ -25,6 +25,7 @@ from data.index import build_index
 from data.official import LISTS, STEP_SIZES
 from data.protocols import PROTOCOLS, configured_steps
 from engine.arguments import read_config
+from engine.optim import epochs_of
 from engine.run_folder import RunError, RunFolder
 from methods import UPDATES
 from study.experiments import Job, experiments_of, jobs_of, planned_keys
@@ -145,7 +146,7 @@ class Run:
         evaluations = UPDATES[update.name].evaluations
         return sum(
             round(
-                (train.epochs if step == 0 else train.epochs_later)
+                epochs_of(train, step)
                 * self.sizes[step]
                 * (evaluations if step >= update.from_step else 1)
                 * (phase.p if phase.name == "stop" and step >= phase.from_step else 1)
