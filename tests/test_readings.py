@@ -472,6 +472,7 @@ def test_every_reading_stands_against_its_controls(everything):
     wanted = {
         s for p in CONTROLLED_P for r in READINGS for s in report_readings.controls_of(everything, r, p)
     }
+    wanted |= {s for p, s in report_readings.stops(everything).items() if p < 1}
     assert len(listed) == len(wanted)
 
 
@@ -548,13 +549,16 @@ def test_the_figure_has_a_curve_for_every_reading_at_its_own_shares(everything):
     assert figure is not None
     for axis, key in zip(figure.axes, ("old", "new", "all"), strict=True):
         curves = {container.get_label(): container[0] for container in axis.containers}
-        assert list(curves) == [reading.name for reading in READINGS]
-        for reading in READINGS:
-            points = over_p(everything, reading)
-            x = [float(reading.share(p, 12)) for p in points]
+        assert list(curves) == [*(reading.name for reading in READINGS), "stop, a control"]
+        expected = {reading.name: over_p(everything, reading) for reading in READINGS}
+        for name, points in (expected | {"stop, a control": report_readings.stops(everything)}).items():
+            x = [float(setting.p) for setting in points.values()]
             y = [sum(everything.values(s, key).values()) / 3 for s in points.values()]
-            assert curves[reading.name].get_xdata().tolist() == pytest.approx(x)
-            assert curves[reading.name].get_ydata().tolist() == pytest.approx(y)
+            assert curves[name].get_xdata().tolist() == pytest.approx(x)
+            assert curves[name].get_ydata().tolist() == pytest.approx(y)
+        for reading in READINGS:
+            shares = [float(reading.share(p, 12)) for p in over_p(everything, reading)]
+            assert curves[reading.name].get_xdata().tolist() == pytest.approx(shares)
         (papers,) = [line for line in axis.get_lines() if line.get_label().startswith("paper")]
         printed = {p: values[("old", "new", "all").index(key)] for p, values in paper.FIGURE_P.items()}
         printed = {float(p): 0.0 if isinstance(v, str) else v for p, v in printed.items() if v is not None}

@@ -18,6 +18,7 @@ import train
 from configs.schema import load_config
 from data.palette import voc_palette
 from data.protocols import Step
+from engine.run_folder import read_results
 from tracking import drawing
 from tracking.drawing import COLUMNS, GAP, TILE_HEIGHT, TITLE_HEIGHT, Logged
 from tracking.progress import Progress
@@ -375,7 +376,7 @@ def test_a_run_writes_every_documented_name(finished):
         assert points(events, f"iou/{name}") == ([TOTAL] if name == "bird" else [FIRST, TOTAL])
     assert points(events, "forgetting/aeroplane") == points(events, "transfer/backward") == [TOTAL]
 
-    results = train.read_results(folder / "results.json")["steps"][1]
+    results = read_results(folder / "results.json")["steps"][1]
     assert events.Scalars("miou/all")[1].value == pytest.approx(results["miou"]["all"])
     assert events.Scalars("iou/bird")[0].value == pytest.approx(results["iou"]["bird"])
 
