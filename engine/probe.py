@@ -13,7 +13,6 @@ CPR's term is no part of them, so that runs can be compared.
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
@@ -25,7 +24,8 @@ from data import Dataset
 from data.dataset import Picture
 from data.incremental import StepDataset, select_test, test_table, train_table
 from data.protocols import IGNORE_INDEX, Step
-from data.transforms import normalise, test_transform
+from data.transforms import test_transform
+from engine.placement import Placement
 from methods import AlterSGD, Method, make_method, make_phase
 from methods.importance import ImportanceMethod
 from models.segmenter import Segmenter, rebuild_segmenter
@@ -84,7 +84,7 @@ class Probe:
             sizes = [classifier.out_channels for classifier in model.classifiers]
             twin = rebuild_segmenter(network, sizes, model.state_dict())
         twin.returns_stages = self.method.needs_stages
-        return self._memory_format(twin.to(self.device)).eval()
+        return self._place.arrange(twin.to(self.device)).eval()
 
     def _judge(self, twin: Segmenter) -> Method:
         """The method with what it knows by now, its losses plain: they can be differentiated twice."""
@@ -135,13 +135,11 @@ class Probe:
         """Central squares as one batch."""
         data = StepDataset(chosen, table, test_transform(self.config.data.crop))
         images, labels = map(torch.stack, zip(*(data[0, i] for i in range(len(data))), strict=True))
-        images = normalise(images.to(self.device), torch.get_default_dtype())
-        return self._memory_format(images), labels.to(self.device).long()
+        return self._place.images(images), self._place.labels(labels)
 
-    def _memory_format(self, tensors: Any) -> Any:
-        """A module or a batch of images in the memory format of the run."""
-        channels_last = self.config.train.channels_last
-        return tensors.to(memory_format=torch.channels_last) if channels_last else tensors
+    @property
+    def _place(self) -> Placement:
+        return Placement.of(self.config.train, self.device)
 
 
 def figures_of(loss: Callable[[], Tensor], parameters: Sequence[Tensor]) -> Figures:

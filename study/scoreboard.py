@@ -13,6 +13,7 @@ from study.collection import Collection, spread
 from study.layouts import EMPTY, Section, Table
 from study.paper import Setting
 from study.readings import CONTROLLED_P, CORNERS, PUBLISHED_P, READINGS, SIXTHS, Reading
+from study.settings import mib
 
 COLLAPSED, KEPT, NEW_GONE = 5.0, -2.0, 2.0  # points of mIoU, of the criteria
 MIB = Fraction(1)  # the share p at which nothing alternates
@@ -25,10 +26,6 @@ CURVATURE = {
 
 
 # ----------------------------------------------------------------------------------------------------------- the settings
-
-
-def mib(runs: Collection, strength: float | None = None) -> Setting:
-    return Setting("mib", paper.mib_strength(runs.protocol) if strength is None else float(strength))
 
 
 def epochs(runs: Collection) -> int:
