@@ -4,7 +4,7 @@ from engine.terminal import exit_with
 
 COMMANDS = {
     "check_data": "is a data set complete? images, classes and the sizes of the steps",
-    "merge_sbd": "VOC 2012 + SBD -> the masks and the list that published results are trained on",
+    "merge_sbd": "VOC 2012 + SBD -> the masks and the list that published results use",
     "convert_masks": "colour masks -> masks of class numbers, which training reads",
     "import_mib": "a checkpoint of MiB, PLOP or their relatives -> one to start from",
     "reproduce": "run what the paper's tables and figures consist of",
@@ -13,13 +13,13 @@ COMMANDS = {
     "report": "the paper's tables and figures from finished runs",
     "predict": "what a trained network sees in images of your own",
     "flatness": "how flat the loss is at a model of a run",
+    "gpu_plan": "what the paper's table 1 should cost on GPUs, by counted operations",
+    "benchmark": "measure what the project says about its speed and memory",
 }
 FOR_MAINTAINERS = {
-    "benchmark": "measure what the project says about its speed and memory",
-    "crash_test": "kill real runs at random moments and compare how they end",
-    "gpu_plan": "what the paper's table 1 should cost on GPUs, by counted operations",
-    "protocol_picture": "draw the figure of docs/protocols.md",
-    "theorem": "measure and draw Theorem 1 of AlterSGD",
+    "dev.crash_test": "kill real runs at random moments and compare how they end",
+    "dev.protocol_picture": "draw the figure of docs/protocols.md",
+    "dev.theorem": "measure and draw Theorem 1 of AlterSGD",
 }
 
 
@@ -34,7 +34,7 @@ def main(arguments: list[str]) -> int:
 
 def listed(commands: dict[str, str]) -> str:
     """A line per command, with its name in a column."""
-    return "\n".join(f"  {name:<17} {what}" for name, what in commands.items())
+    return "\n".join(f"  {name:<20} {what}" for name, what in commands.items())
 
 
 if __name__ == "__main__":

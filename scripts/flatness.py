@@ -51,7 +51,7 @@ def report(folder: Path, options: argparse.Namespace) -> None:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_atomically(path, (json.dumps(result, indent=1) + "\n").encode())
     if options.picture:
-        from scripts.landscape_picture import draw  # matplotlib takes a while to load
+        from tracking.landscape_picture import draw  # matplotlib takes a while to load
 
         draw(options.picture, result)
 

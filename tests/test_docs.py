@@ -27,7 +27,7 @@ from data.protocols import PROTOCOLS
 from engine.arguments import read_config
 from methods import METHODS
 from scripts import compare, reproduce
-from scripts import protocol_picture as drawn
+from scripts.dev import protocol_picture as drawn
 
 ROOT = Path(train.__file__).parent
 DOCUMENTS = sorted(

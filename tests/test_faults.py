@@ -314,8 +314,8 @@ def test_norms_that_cannot_synchronise_are_refused(toy_arguments, tmp_path):
 
 @pytest.mark.slow
 def test_killed_runs_end_with_the_same_bits(tmp_path):
-    """A short form of `python -m scripts.crash_test --kills 50`."""
-    command = [sys.executable, "-m", "scripts.crash_test", "--kills", "3", "--folder", str(tmp_path)]
+    """A short form of `python -m scripts.dev.crash_test --kills 50`."""
+    command = [sys.executable, "-m", "scripts.dev.crash_test", "--kills", "3", "--folder", str(tmp_path)]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | SMALL)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "trials identical after 3 kills" in done.stdout

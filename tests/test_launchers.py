@@ -16,7 +16,7 @@ import train
 from configs.schema import Config, dump_config
 from engine.run_folder import read_results
 from scripts import reproduce
-from scripts.crash_test import process_tree
+from scripts.dev.crash_test import process_tree
 from study import experiments, launchers
 from study.experiments import TABLES, Job, mib
 from study.launchers import Event, Task, Training, run_here, run_on_cluster, train_command

@@ -192,11 +192,19 @@ def test_a_listed_command_can_be_called(name):
 
 
 def test_every_command_is_listed_once():
-    files = [path for path in ROOT.glob("scripts/*.py") if path.name != "__main__.py"]
+    files = [*ROOT.glob("scripts/*.py"), *ROOT.glob("scripts/dev/*.py")]
     commands = [
-        path.stem for path in files if re.search(r"^def main\(", path.read_text("utf-8"), re.MULTILINE)
+        ".".join(path.relative_to(ROOT / "scripts").with_suffix("").parts)
+        for path in files
+        if path.name != "__main__.py" and re.search(r"^def main\(", path.read_text("utf-8"), re.MULTILINE)
     ]
     assert sorted([*COMMANDS, *FOR_MAINTAINERS]) == sorted(commands)
+    assert all(name.startswith("dev.") for name in FOR_MAINTAINERS)
+
+
+@pytest.mark.parametrize("name", FOR_MAINTAINERS)
+def test_a_tool_is_also_found_under_the_name_it_had_before(name):
+    assert callable(importlib.import_module(f"scripts.{name.removeprefix('dev.')}").main)
 
 
 def test_the_list_has_a_short_line_for_every_command(capsys):

@@ -1,4 +1,4 @@
-"""Theorem 1 at the scale of an epoch, for `python -m scripts.theorem`: n mini-batches down, then n mini-batches up.
+"""Theorem 1 at the scale of an epoch, for `python -m scripts.dev.theorem`: n mini-batches down, then n mini-batches up.
 
 The mini-batches have losses L_i, with gradients g_i and Hessians H_i at the start; eta_eff = n eta. Plain SGD moves by
 

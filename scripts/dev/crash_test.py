@@ -1,6 +1,6 @@
 """Kill real runs at random moments, start them again, and compare what they end with to a run that was left alone.
 
-python -m scripts.crash_test --kills 50 [--ranks 2] [--seed 0] [--folder DIR]
+python -m scripts.dev.crash_test --kills 50 [--ranks 2] [--seed 0] [--folder DIR]
 
 Every trial is the same small 15-1 run with MiB and AlterSGD under torchrun. It is killed (SIGKILL,
 torchrun with all its processes) one to six times at random moments, so also in the middle of a save or of an evaluation, then runs to its end. Exit code 0
@@ -25,7 +25,7 @@ import torch
 from data import shapes
 from engine import checkpoint
 
-ROOT = Path(__file__).parent.parent
+ROOT = Path(__file__).parents[2]
 STEPS = 6
 
 

@@ -1,6 +1,6 @@
 """The picture of docs/protocols.md: what each mode shows the network, on pictures of the generated data set.
 
-python -m scripts.protocol_picture docs/protocols.png
+python -m scripts.dev.protocol_picture docs/protocols.png
 """
 
 import argparse

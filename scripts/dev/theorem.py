@@ -1,11 +1,11 @@
 """Theorem 1 of AlterSGD, measured: how far a descent and an ascent move the weights, and how far the theorem says they do.
 
-    python -m scripts.theorem docs/theorem.png
-    python -m scripts.theorem docs/theorem.png --epoch docs/theorem_epoch.png
+    python -m scripts.dev.theorem docs/theorem.png
+    python -m scripts.dev.theorem docs/theorem.png --epoch docs/theorem_epoch.png
 
 A small tanh network in double precision, six learning rates; the slope of the error in log-log says which order of eta is left.
 As the theorem has it, and with what training adds to it: another batch in the ascent, momentum.
-With --epoch also for an epoch of descents and one of ascents (scripts/theorem_epoch.py). docs/flatness.md explains.
+With --epoch also for an epoch of descents and one of ascents (scripts/dev/theorem_epoch.py). docs/flatness.md explains.
 """
 
 import argparse
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from methods.phases.altersgd import AlterSGD
 from metrics import flatness
-from scripts.theorem_epoch import log_slope, small_network, theorem_epoch
+from scripts.dev.theorem_epoch import log_slope, small_network, theorem_epoch
 from tracking.tables import format_table
 
 ETAS = [1e-2 * 2**-k for k in range(6)]
@@ -28,7 +28,7 @@ SETTLED = 100  # pairs after which 0.9^(2 pairs) no longer shows
 
 def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
-        prog="python -m scripts.theorem",
+        prog="python -m scripts.dev.theorem",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
