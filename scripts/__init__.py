@@ -2,5 +2,5 @@
 
 from pathlib import Path
 
-# Maintainers' tools stand in dev/, and are also found under the names they had before: python -m scripts.theorem
+# Maintainers' tools stand in dev/, and are also found without it, as they were before: scripts.theorem
 __path__ = [*__path__, str(Path(__file__).parent / "dev")]

@@ -230,8 +230,9 @@ TEXTS = [
 @pytest.mark.parametrize("path", [ROOT / "train.py", *TEXTS], ids=lambda path: str(path.relative_to(ROOT)))
 def test_overlays_and_scripts_named_in_a_text_exist(path):
     text = path.read_text(encoding="utf-8")
-    named = re.findall(r"\b(?:configs/[\w/.-]+\.yaml|scripts/[\w.-]+\.(?:sh|py))", text)
-    named += [f"scripts/{tool}.py" for tool in re.findall(r"-m scripts\.(\w+)", text)]
+    named = re.findall(r"\b(?:configs/[\w/.-]+\.yaml|scripts/[\w/.-]+\.(?:sh|py))", text)
+    tools = re.findall(r"-m scripts\.(\w+(?:\.\w+)?)", text)
+    named += [f"scripts/{tool.replace('.', '/')}.py" for tool in tools]
     made = re.findall(r"^\+\+\+ b/(.+)$", text, flags=re.MULTILINE)  # by a patch in the text itself
     missing = sorted({name for name in named if not (ROOT / name).is_file()} - set(made))
     assert not missing

@@ -12,7 +12,7 @@ from scripts.dev import theorem, theorem_epoch
 from scripts.dev.theorem_epoch import NUM_BATCHES, Problem, Variant, along, error, pair_of_epochs
 
 SMALL = 0.01  # of n eta, where lambda_max is 0.7: what is left of the next order is a percent or less
-DOCUMENT = Path(theorem.__file__).parents[1] / "docs/flatness.md"
+DOCUMENT = Path(__file__).parent.parent / "docs" / "flatness.md"
 
 
 @pytest.mark.slow
