@@ -1,11 +1,18 @@
-"""From decoded pictures to what a network takes. Picture and mask stay uint8; `normalise` makes floats on the device."""
+"""From decoded images to what a network takes: crops and sizes of an image and its mask together, on plain uint8 tensors.
+
+An image is (3, H, W), its labels (H, W). Both stay uint8; `normalise` makes floats on the device. torchvision draws the crop
+and resizes images. Masks are resized here: it would sample them at the corners of pixels ("nearest"), half a pixel beside the
+image; "nearest-exact" samples at the centres, where the bilinear filter does.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 MEAN = (0.485, 0.456, 0.406)  # of ImageNet, as are the weights the networks start from
 STD = (0.229, 0.224, 0.225)
@@ -14,29 +21,79 @@ JointTransform = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def train_transform(crop: int, scale: Sequence[float] = (0.5, 2.0), flip: float = 0.5) -> JointTransform:
-    """A crop of `scale` times the picture's area and an aspect of 3/4 to 4/3, resized to a square; then a flip.
+    """A crop of `scale` times the image's area and an aspect of 3/4 to 4/3, resized to a square; then a flip.
 
-    Ten tries to find a crop inside the picture, then the largest central one of an allowed aspect.
+    Ten tries to find a crop inside the image, then the largest central one of an allowed aspect.
     """
-    from data import joint
-
     low, high = scale
-    return joint.RandomCrop(crop, (low, high), flip)
+    return RandomCrop(crop, (low, high), flip)
 
 
 def test_transform(size: int | None) -> JointTransform | None:
-    """Shorter side to `size`, then the central square; None leaves pictures as they are."""
-    if size is None:
-        return None
-    from data import joint
-
-    return joint.CentralSquare(size)
+    """Shorter side to `size`, then the central square; None leaves images as they are."""
+    return None if size is None else CentralSquare(size)
 
 
 test_transform.__test__ = False  # type: ignore[attr-defined]  # pytest takes the name for a test
+
+
+class Draw(NamedTuple):
+    """What is random about a crop."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+    flipped: bool
+
+
+class RandomCrop:
+    """A random part of the image, resized to a square, flipped or not."""
+
+    def __init__(self, size: int, scale: tuple[float, float], flip: float):
+        self.size, self.flip = [size, size], flip
+        self.crop = _v2().RandomResizedCrop(size, scale=scale)
+
+    def draw(self, image: Tensor) -> Draw:
+        return Draw(**self.crop.make_params([image]), flipped=bool(torch.rand(1) < self.flip))
+
+    def __call__(self, image: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        top, left, height, width, flipped = self.draw(image)
+        image = image[:, top : top + height, left : left + width]
+        labels = labels[top : top + height, left : left + width]
+        image, labels = resize(image, self.size), resize_labels(labels, self.size)
+        return (image.flip(-1), labels.flip(-1)) if flipped else (image, labels)
+
+
+class CentralSquare:
+    """The shorter side to `size`, then the central square."""
+
+    def __init__(self, size: int):
+        self.size = size
+
+    def __call__(self, image: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        image = resize(image, [self.size])
+        labels = resize_labels(labels, list(image.shape[-2:]))
+        crop, square = _v2().functional.center_crop, [self.size, self.size]
+        return crop(image, square), crop(labels, square)
+
+
+def resize(image: Tensor, size: list[int]) -> Tensor:
+    return _v2().functional.resize(image, size, antialias=True)
+
+
+def resize_labels(labels: Tensor, size: list[int]) -> Tensor:
+    return F.interpolate(labels[None, None], size=tuple(size), mode="nearest-exact")[0, 0]
 
 
 def normalise(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """A uint8 batch (B, 3, H, W) -> zero mean and unit variance over ImageNet, computed in float32."""
     mean, std = (torch.tensor(values, device=images.device).view(3, 1, 1) * 255 for values in (MEAN, STD))
     return ((images.float() - mean) / std).to(dtype)
+
+
+def _v2() -> Any:
+    """Importing torchvision takes as long as importing torch: only who loads images waits for it."""
+    from data.vision import torchvision
+
+    return torchvision.transforms.v2

@@ -14,9 +14,8 @@ from torch import Tensor
 from data import Dataset, Picture, load_dataset
 from data.incremental import StepDataset, relabel, train_table
 from data.index import build_index
-from data.joint import Draw
 from data.protocols import protocol_steps
-from data.transforms import MEAN, STD, normalise, train_transform
+from data.transforms import MEAN, STD, Draw, normalise, train_transform
 from scripts.benchmarks.measure import (
     Figure,
     Options,
