@@ -15,10 +15,9 @@ import sys
 from configs.errors import UserError
 from configs.schema import Config
 from engine.arguments import help_text, read_config
-from engine.evaluation import evaluate, record
+from engine.evaluation import evaluate, record, score_again
 from engine.ranks import Ranks, StopRequest, start_ranks, stop_ranks
 from engine.run import prepare
-from engine.run_folder import RunError
 from engine.step import load_step, train_step
 from engine.terminal import STOPPED_BY_SIGNAL, command, exit_with
 from engine.watch import StoppedBySignal
@@ -57,35 +56,33 @@ def main(arguments: list[str]) -> int:
 def walk(config: Config, ranks: Ranks, stop: StopRequest) -> dict:
     """All steps of the protocol: train what is missing, score what has no score, and return the results."""
     run = prepare(config, ranks, stop)
-    last = len(run.steps) - 1 if config.train.last_step is None else config.train.last_step
-    was_finished = True
-    for step in run.steps[: last + 1]:
+    if config.train.evaluate_only:
+        score_again(run)
+    was_finished = not config.train.evaluate_only
+    for step in run.steps[: run.last_step + 1] if was_finished else ():
         saved = run.folder.step_checkpoint(step.index).exists()
-        wanted = step.index >= config.train.first_step
-        scored = len(run.results["steps"]) > step.index and not (config.train.evaluate_only and wanted)
-        if saved and scored:
+        if saved and len(run.scores) > step.index:
             continue
         was_finished = False
         if saved:
             model, state = load_step(run, step)
-            run.board.open()  # scoring again must not discard the curves of later steps
-        elif wanted and not config.train.evaluate_only:
+            run.board.open()  # scoring must not discard the curves of later steps
+        elif step.index >= config.train.first_step:
             model, state = train_step(run, step)
         else:
-            raise RunError(
-                f"{run.folder.step_checkpoint(step.index)} is missing: train step {step.index} first, "
-                "or give the checkpoint as train.start_from"
-            )
+            raise run.folder.lacks(step.index)
         record(run, step, evaluate(run, step, model), state["costs"])
-    results = run.results["steps"]
-    if results:
-        run.say("\n" + class_table(results) + "\n\n" + step_table(results, group_names(run.steps)))
+    if run.scores:
+        title = (
+            "" if run.evaluation is None else f"scored as {run.evaluation}, beside the run's own scores\n\n"
+        )
+        run.say(f"\n{title}{class_table(run.scores)}\n\n{step_table(run.scores, group_names(run.steps))}")
         run.say(
             f"\nresults: {run.folder.results_file}\nwatch:   tensorboard --logdir {config.run.folder}   {BOARD_PAGE}"
         )
     if was_finished:
         run.say("Every step asked for was finished already: nothing was trained.")
-    if len(results) == len(run.steps):
+    if run.evaluation is None and len(run.scores) == len(run.steps):
         run.board.finish(run.results["config"])
     run.board.close()
     run.folder.unlock()

@@ -10,12 +10,14 @@ from data.transforms import test_transform
 from engine.inference import predict
 from engine.results import step_result
 from engine.run import Run
+from engine.scores import put, same_figures
+from engine.step import load_step
 from metrics.confusion import ConfusionMatrix
 from metrics.continual import group_names
 from models.segmenter import Segmenter
 from tracking.progress import bar_place
 from tracking.shown import pictures_to_show
-from tracking.tables import step_table
+from tracking.tables import percent, step_table
 
 
 def evaluate(run: Run, step: Step, model: Segmenter) -> ConfusionMatrix:
@@ -58,14 +60,52 @@ def evaluate(run: Run, step: Step, model: Segmenter) -> ConfusionMatrix:
 
 def record(run: Run, step: Step, matrix: ConfusionMatrix, costs: dict) -> None:
     """Put the figures of a step into results.json, TensorBoard and the terminal."""
-    names, steps = run.dataset.class_names, run.results["steps"]
+    names = run.dataset.class_names
     counts = matrix.counts.cpu().numpy()
-    result = step_result(step, run.steps, names, counts, matrix.iou().tolist(), steps[: step.index]) | costs
-    steps[step.index : step.index + 1] = [result]
+    earlier = [score for score in run.scores if score["step"] < step.index]
+    result = step_result(step, run.steps, names, counts, matrix.iou().tolist(), earlier)
+    if run.evaluation is None:
+        result |= costs
+    if run.config.train.evaluate_only and not is_news(run, result):
+        return
     at = run.iterations_until(step)
-    run.board.results(result, at)
+    for changed in put(run.scores, result, run.steps, names):
+        run.board.results(changed, run.iterations_until(run.steps[changed["step"]]))
     run.board.confusion(counts, [names[c] for c in step.seen], at)
     run.board.flush()
     if run.ranks.is_main:
         run.folder.write_results(run.results)
-    run.say(step_table(steps[: step.index + 1], group_names(run.steps)))
+    run.say(step_table([*earlier, result], group_names(run.steps)))
+
+
+def is_news(run: Run, result: dict) -> bool:
+    """Whether the scores of a step are to be taken up: what is recorded is replaced by other figures only by run.force."""
+    recorded = next((score for score in run.scores if score["step"] == result["step"]), None)
+    if recorded is None:
+        return True
+    if same_figures(recorded, result):
+        run.say(f"step {result['step']}: scored again, the same figures as recorded")
+        return False
+    shown = " -> ".join(percent(score["miou"]["all"]) for score in (recorded, result))
+    what = "they are replaced (run.force)" if run.config.run.force else "those recorded stay"
+    run.say(
+        f"warning: step {result['step']}: scored again, other figures than recorded (mIoU of all {shown}): {what}. "
+        "Another machine or number of threads changes the last digits; more comes from another model, code or data"
+    )
+    return run.config.run.force
+
+
+def score_again(run: Run) -> None:
+    """train.evaluate_only: score the checkpoints asked for, and in the run's own setting also those without any figures."""
+    unscored = len(run.scores) if run.evaluation is None else len(run.steps)
+    first = min(run.config.train.first_step, unscored)
+    wanted = run.steps[first : run.last_step + 1]
+    for step in wanted:
+        if not run.folder.step_checkpoint(step.index).exists():
+            raise run.folder.lacks(step.index)
+    if run.evaluation is not None:
+        run.say(f"scores of another setting than the run's own, kept beside them as {run.evaluation}")
+    for step in wanted:
+        model, state = load_step(run, step)
+        run.board.open()  # scoring again must not discard the curves of later steps
+        record(run, step, evaluate(run, step, model), state["costs"])

@@ -2,7 +2,7 @@
 
 import platform
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,18 +22,29 @@ def step_result(
     earlier: Sequence[dict],
 ) -> dict[str, Any]:
     """The entry of `results.json` for a step, given those of the steps before it."""
-    ids = {name: i for i, name in enumerate(class_names)}
-    history = [{ids[name]: value for name, value in result["iou"].items()} for result in earlier]
-    history.append({c: None if numpy.isnan(v) else float(v) for c, v in zip(step.seen, ious, strict=True)})
-    summary = continual.summary(history, steps)
-    summary["forgetting"] = {class_names[c]: v for c, v in summary["forgetting"].items()}
-    return {
+    named = zip(step.seen, ious, strict=True)
+    result = {
         "step": step.index,
         "classes": [class_names[c] for c in step.seen],
-        "iou": {class_names[c]: v for c, v in history[-1].items()},
-        **summary,
-        "confusion": counts.tolist(),
+        "iou": {class_names[c]: None if numpy.isnan(v) else float(v) for c, v in named},
     }
+    return result | summarise(result, earlier, steps, class_names) | {"confusion": counts.tolist()}
+
+
+def summarise(
+    result: Mapping[str, Any], earlier: Sequence[Mapping], steps: Sequence[Step], class_names: Sequence[str]
+) -> dict[str, Any]:
+    """The figures of a step that follow from its IoU and from the steps before it.
+
+    What is measured against all steps before is unknown if one of them has no figures.
+    """
+    ids = {name: i for i, name in enumerate(class_names)}
+    history = [{ids[name]: v for name, v in entry["iou"].items()} for entry in (*earlier, result)]
+    if [entry["step"] for entry in earlier] == list(range(result["step"])):
+        summary = continual.summary(history, steps)
+    else:
+        summary = continual.summary_of_one(history[-1], steps)
+    return summary | {"forgetting": {class_names[c]: v for c, v in summary["forgetting"].items()}}
 
 
 def environment(device: torch.device, world: int) -> dict[str, Any]:

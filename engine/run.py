@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from engine.placement import Placement
 from engine.ranks import Ranks, StopRequest, be_deterministic, gather_objects, main_rank_first
 from engine.results import environment
 from engine.run_folder import RunError, RunFolder, read_results
+from engine.scores import drop_from, evaluation_name, scores_of
 from methods import AlterSGD, Descent, make_phase
 from tracking.tensorboard import Board
 
@@ -36,6 +38,18 @@ class Run:
     test_classes: list[frozenset[int]]
     board: Board
     results: dict
+    evaluation: str | None = None  # the name of a setting for scores that is not the run's own
+
+    @cached_property
+    def scores(self) -> list[dict]:
+        """The figures of steps in the setting that this start scores in: a part of `results`."""
+        return scores_of(self.results, self.evaluation, self.config.model_dump(mode="json"))
+
+    @property
+    def last_step(self) -> int:
+        """The last one asked for."""
+        last = self.config.train.last_step
+        return len(self.steps) - 1 if last is None else last
 
     @cached_property
     def place(self) -> Placement:
@@ -109,18 +123,19 @@ def prepare(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
         "steps": [],
     }
     folder = open_folder(config, ranks, results)
+    evaluation = evaluation_name(results, config.model_dump(mode="json"))
     board = Board(
-        folder.path,
+        folder.board(evaluation),
         about=dump_config(config),
         old=[dataset.class_names[c] for c in steps[0].seen],
         new=[dataset.class_names[c] for step in steps[1:] for c in step.new],
         enabled=ranks.is_main,
     )
-    run = Run(config, ranks, stop, folder, dataset, steps, chosen, test_classes, board, results)
-    if board.is_new and results["steps"]:  # they came with train.start_from
+    run = Run(config, ranks, stop, folder, dataset, steps, chosen, test_classes, board, results, evaluation)
+    if board.is_new and run.scores:  # they came with train.start_from
         board.open()
-        for step, result in zip(steps, results["steps"], strict=False):
-            board.results(result, run.iterations_until(step))
+        for result in run.scores:
+            board.results(result, run.iterations_until(steps[result["step"]]))
     iterations = [run.iterations(step) for step in steps]  # raises if a step has fewer images than a batch
     for notice in [*dataset.notices, *ends_on_an_ascent(run)]:
         run.say(f"note: {notice}")
@@ -139,7 +154,8 @@ def open_folder(config: Config, ranks: Ranks, results: dict[str, Any]) -> RunFol
         folder.lock()
         check_same_config(config, folder)
         adopt_start(config, folder, results)
-        folder.write_config(dump_config(config))
+        if not (config.train.evaluate_only and (folder.config_file.exists() or folder.results_file.exists())):
+            folder.write_config(dump_config(config))
         folder.set_damaged_steps_aside(tqdm.write)
     gather_objects(ranks, None)  # the others wait until the folder is ready
     earlier = folder.read_results()
@@ -147,9 +163,30 @@ def open_folder(config: Config, ranks: Ranks, results: dict[str, Any]) -> RunFol
         check_same_data(config, folder, earlier["data"], results["data"])
         saved = [folder.step_checkpoint(i).exists() for i in range(len(earlier["steps"]))]
         results["steps"] = earlier["steps"][: sum(saved)]
-    elif ranks.is_main:
+        keep_evaluations(config, ranks, folder, earlier, results)
+        return folder
+    if config.train.evaluate_only:  # the figures were moved away; the run's own setting is still known
+        results["config"] = load_config([folder.config_file]).model_dump(mode="json")
+    if ranks.is_main:
         folder.write_results(results)
     return folder
+
+
+def keep_evaluations(
+    config: Config, ranks: Ranks, folder: RunFolder, earlier: dict[str, Any], results: dict[str, Any]
+) -> None:
+    """Scores in other settings stay as long as their models do. Who only scores changes nothing that training recorded."""
+    if config.train.evaluate_only:
+        results |= earlier
+    elif "evaluations" in earlier:
+        results["evaluations"] = earlier["evaluations"]
+        missing = next(i for i in count() if not folder.step_checkpoint(i).exists())
+        dropped = drop_from(results, missing)
+        if dropped and ranks.is_main:
+            tqdm.write(
+                f"note: step {missing} is trained anew: its scores as {', '.join(dropped)} are dropped"
+            )
+            folder.write_results(results)
 
 
 def run_name(config: Config) -> str:

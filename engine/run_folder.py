@@ -3,6 +3,7 @@
 config.yaml     the resolved config            step_<i>.pt   the model after step i and the method's statistics
 results.json    every figure, after each step  resume.pt     the newest state inside a step
 progress.json   the iteration of a step that training has reached, its last one, and the seconds spent on the step
+evaluations/    TensorBoard's events of scores in another setting than the run's own, by the name of the setting
 """
 
 import fcntl
@@ -37,6 +38,10 @@ class RunFolder:
 
     def step_checkpoint(self, step: int) -> Path:
         return self.path / f"step_{step}.pt"
+
+    def board(self, evaluation: str | None) -> Path:
+        """Where TensorBoard finds the curves: those of another evaluation setting are a run of their own."""
+        return self.path if evaluation is None else self.path / "evaluations" / evaluation
 
     def lock(self) -> None:
         """Refuse a folder that another live process is writing to."""
@@ -100,6 +105,13 @@ class RunFolder:
         except OSError:
             shutil.copyfile(source, place)
         return state["step"]
+
+    def lacks(self, step: int) -> RunError:
+        """What to raise where the checkpoint of a step is wanted and not there."""
+        return RunError(
+            f"{self.step_checkpoint(step)} is missing: train step {step} first, "
+            "or give the checkpoint as train.start_from"
+        )
 
     def drop_resume(self) -> None:
         for stale in (self.resume_checkpoint, checkpoint.previous_path(self.resume_checkpoint)):

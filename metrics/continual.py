@@ -49,11 +49,8 @@ def backward_transfer(history: Sequence[IoU]) -> float | None:
 
 def summary(history: Sequence[IoU], steps: Sequence[Step]) -> dict:
     """Everything said about the newest step. `average` is the mean over steps of mIoU over all classes seen."""
-    now = history[-1]
     lost = forgetting(history)
-    return {
-        "miou": miou(now, steps[0], with_background=False),
-        "miou_with_background": miou(now, steps[0], with_background=True),
+    return summary_of_one(history[-1], steps) | {
         "forgetting": lost,
         "mean_forgetting": mean(v for c, v in lost.items() if c != BACKGROUND),
         "backward_transfer": backward_transfer(history),
@@ -61,6 +58,18 @@ def summary(history: Sequence[IoU], steps: Sequence[Step]) -> dict:
             "miou": mean(miou(h, steps[0], with_background=False)["all"] for h in history),
             "miou_with_background": mean(miou(h, steps[0], with_background=True)["all"] for h in history),
         },
+    }
+
+
+def summary_of_one(now: IoU, steps: Sequence[Step]) -> dict:
+    """What can be said about a step alone, where the IoU after earlier steps are not known."""
+    return {
+        "miou": miou(now, steps[0], with_background=False),
+        "miou_with_background": miou(now, steps[0], with_background=True),
+        "forgetting": {},
+        "mean_forgetting": None,
+        "backward_transfer": None,
+        "average": {"miou": None, "miou_with_background": None},
     }
 
 

@@ -151,13 +151,15 @@ def test_importance_methods_need_their_own_step_0(toy_arguments, tmp_path, capsy
 def test_evaluate_only_scores_again_and_trains_nothing(toy_arguments, toy_run):
     folder = toy_run("method.name=mib")
     before = {p: p.stat().st_mtime_ns for p in folder.glob("step_*.pt")}
-    scores = json.loads((folder / "results.json").read_text())["steps"][1]["iou"]
+    scores = json.loads((folder / "results.json").read_text())["steps"]
     again = toy_arguments(
         "method.name=mib", "train.evaluate_only=true", "data.evaluate=slide", "data.evaluate_size=16"
     )
     assert train.main(again) == 0
     assert before == {p: p.stat().st_mtime_ns for p in folder.glob("step_*.pt")}
-    assert json.loads((folder / "results.json").read_text())["steps"][1]["iou"] != scores
+    results = json.loads((folder / "results.json").read_text())
+    assert results["steps"] == scores
+    assert results["evaluations"]["slide_size=16"]["steps"][1]["iou"] != scores[1]["iou"]
 
 
 def test_evaluate_only_without_a_model_says_what_is_missing(toy_arguments, capsys):
