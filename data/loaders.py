@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader
 from data.dataset import DataError
 from data.files import image_size
 from data.incremental import StepDataset
+from data.memory import ReplayDataset
 from data.workers import outlive_signals
 
 Items = list[tuple[int, int]]  # (epoch, position) of each picture of a batch
@@ -42,8 +43,9 @@ def micro_batch_size(batch_size: int, world: int, accumulate: int) -> int:
 class _TrainBatches:
     """The micro-batches of one rank, in order."""
 
-    def __init__(self, count, batch_size, accumulate, iterations, batch_of, seed, rank, world):
+    def __init__(self, count, batch_size, accumulate, iterations, batch_of, seed, rank, world, memory=0):
         self.count, self.batch_size, self.accumulate = count, batch_size, accumulate
+        self.memory = memory  # so many images behind the `count`, of which half of every micro-batch is
         self.iterations, self.batch_of, self.seed = list(iterations), batch_of, seed
         self.rank, self.world = rank, world
         self.part = micro_batch_size(batch_size, world, accumulate)
@@ -61,11 +63,23 @@ class _TrainBatches:
         epoch, batch = divmod(self.batch_of(iteration) - 1, iterations_per_epoch(self.count, self.batch_size))
         if epoch != self.epoch:
             self.epoch, self.order = epoch, _permutation(self.count, self.seed, epoch)
-        starts = [
-            batch * self.batch_size + (micro * self.world + self.rank) * self.part
-            for micro in range(self.accumulate)
-        ]
-        return [[(epoch, position) for position in self.order[start : start + self.part]] for start in starts]
+        first = batch * self.batch_size
+        half = self.part // 2 if self.memory else 0
+        own = self.part - half
+        parts = []
+        for micro in range(self.accumulate):
+            number = micro * self.world + self.rank
+            start = first + number * own
+            items = [(epoch, position) for position in self.order[start : start + own]]
+            parts.append(items + self._replayed(self.batch_of(iteration) - 1, number, half))
+        return parts
+
+    def _replayed(self, batch: int, number: int, half: int) -> Items:
+        """What the memory adds to a part of a batch; it is gone through in permutations of its own."""
+        first = (batch * self.accumulate * self.world + number) * half
+        places = [divmod(draw, self.memory) for draw in range(first, first + half)]
+        orders = {epoch: _permutation(self.memory, self.seed + 1, epoch) for epoch, _ in places}
+        return [(epoch, self.count + orders[epoch][place]) for epoch, place in places]
 
 
 def _permutation(count: int, seed: int, epoch: int) -> list[int]:
@@ -79,7 +93,7 @@ def _identity(iteration: int) -> int:
 
 
 def train_loader(
-    dataset: StepDataset,
+    dataset: StepDataset | ReplayDataset,
     *,
     batch_size: int,
     accumulate: int = 1,
@@ -90,14 +104,22 @@ def train_loader(
     world: int = 1,
     workers: int = 0,
     pin: bool = False,
+    memory: int = 0,
 ) -> DataLoader:
     """All batches still to come in a step: `accumulate` micro-batches for each of `iterations` (counted from 1).
 
     Iteration t uses the global batch number batch_of(t), also counted from 1; an epoch is a permutation of the
-    pictures. The global batch of `batch_size` pictures is cut into equal contiguous parts, one per rank and micro-batch.
+    images. The global batch of `batch_size` images is cut into equal contiguous parts, one per rank and micro-batch. The
+    last `memory` images of the data set, if any, are no part of an epoch: they make half of every micro-batch.
     """
-    iterations_per_epoch(len(dataset), batch_size)  # complains here rather than at the first batch
-    batches = _TrainBatches(len(dataset), batch_size, accumulate, iterations, batch_of, seed, rank, world)
+    count = len(dataset) - memory
+    iterations_per_epoch(count, batch_size)  # complains here rather than at the first batch
+    batches = _TrainBatches(count, batch_size, accumulate, iterations, batch_of, seed, rank, world, memory)
+    if memory and batches.part < 2:
+        raise DataError(
+            "half of every micro-batch comes from the memory, but a micro-batch has one image; raise train.batch_size or "
+            "lower train.accumulate"
+        )
     return _loader(dataset, batches, workers, pin)
 
 
@@ -129,7 +151,9 @@ def test_loader(
 test_loader.__test__ = False  # type: ignore[attr-defined]  # pytest takes the name for a test
 
 
-def _loader(dataset: StepDataset, batches: Iterable[Items], workers: int, pin: bool) -> DataLoader:
+def _loader(
+    dataset: StepDataset | ReplayDataset, batches: Iterable[Items], workers: int, pin: bool
+) -> DataLoader:
     # Workers run torch with one thread (PyTorch sees to that). A generator of its own, or the loader would draw the
     # workers' seeds, which nothing here uses, from the caller's.
     return DataLoader(
