@@ -4,4 +4,4 @@
 # MiB with AlterSGD:  bash scripts/ade_100-50.sh /data/ADEChallengeData2016 configs/methods/mib.yaml configs/altersgd.yaml
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/launch.sh"
-launch_protocol "$0" configs/ade/100-50.yaml "$@"
+launch_protocol "$0" "$@"

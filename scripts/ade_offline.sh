@@ -3,4 +3,4 @@
 #   bash scripts/ade_offline.sh <ADEChallengeData2016 folder> [overlay.yaml ...] [key.sub=value ...]
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/launch.sh"
-launch_protocol "$0" configs/ade/offline.yaml "$@"
+launch_protocol "$0" "$@"

@@ -3,8 +3,10 @@
 # torchrun: without it, messages come without its traceback, and the exit code is train.py's own.
 source "$(dirname "${BASH_SOURCE[0]}")/environment.sh"
 
-launch_protocol() { # the script, its overlay, then what the user typed: the data folder, overlays, overrides
-  local script="scripts/${1##*/}" overlay="$2" root="${3:-}"
+launch_protocol() { # <data set>_<protocol>.sh, then what the user typed: the data folder, overlays, overrides
+  local name root="${2:-}"
+  name="$(basename "$1" .sh)"
+  local script="scripts/$name.sh" dataset="${name%%_*}" protocol="${name#*_}"
   if [ -z "$root" ] || [ "$root" = -h ] || [ "$root" = --help ]; then
     sed -n '2,/^set /{/^# /s/^# //p}' "$script"
     [ -n "$root" ] || exit 2 # no data folder: the usage is an error message
@@ -15,6 +17,11 @@ launch_protocol() { # the script, its overlay, then what the user typed: the dat
   local gpus="${GPUS:-$("$PYTHON" -c 'import torch; print(max(1, torch.cuda.device_count()))')}"
   local launcher="-m torch.distributed.run ${TORCHRUN_ARGS:---standalone --nproc_per_node=$gpus}"
   if [ -z "${TORCHRUN_ARGS:-}" ] && [ "$gpus" = 1 ]; then launcher=; fi
+  # The script's protocol wins over that of a recipe, but not over what was typed.
+  local own=("data.root=$root" "data.dataset=$dataset" "data.protocol=$protocol") argument
+  for argument in "${@:3}"; do
+    case "$argument" in data.steps=*) unset 'own[2]' ;; esac # the two exclude each other
+  done
   # shellcheck disable=SC2086
-  "$PYTHON" $launcher train.py "$overlay" "data.root=$root" "${@:4}"
+  "$PYTHON" $launcher train.py "configs/$dataset/$protocol.yaml" "${own[@]}" "${@:3}"
 }

@@ -4,4 +4,4 @@
 # MiB with AlterSGD:  bash scripts/voc_15-5.sh /data/VOC2012 configs/methods/mib.yaml configs/altersgd.yaml
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/launch.sh"
-launch_protocol "$0" configs/voc/15-5.yaml "$@"
+launch_protocol "$0" "$@"

@@ -3,4 +3,4 @@
 #   bash scripts/voc_offline.sh <VOC2012 folder> [overlay.yaml ...] [key.sub=value ...]
 set -euo pipefail
 source "$(dirname "${BASH_SOURCE[0]}")/launch.sh"
-launch_protocol "$0" configs/voc/offline.yaml "$@"
+launch_protocol "$0" "$@"

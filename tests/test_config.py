@@ -100,6 +100,32 @@ def test_halves_last_an_iteration_an_epoch_or_a_number_of_iterations(every, over
     assert load_config([overlay(dump_config(config))]) == config
 
 
+def test_the_cpu_recipe_has_an_earlier_name_that_is_what_it_was():
+    recipe, earlier = FOLDER / "recipes/cpu.yaml", load_config([CPU_RECIPE])
+    assert load_config([FOLDER / "voc/15-1.yaml", recipe], ["data.mode=disjoint"]) == earlier
+    # As it stood before the recipe had a file of its own: runs of that time go on.
+    assert config_differences(load_config([]).model_dump(), earlier.model_dump(), ()) == [
+        "data.crop: 512 -> 128",
+        "data.evaluate_size: 512 -> 144",
+        "data.workers: 4 -> 1",
+        "model.body: 'resnet101' -> 'mobilenet_v2'",
+        "model.dilations: null -> [3, 6, 9]",
+        "model.head_channels: 256 -> 128",
+        "model.pretrained: null -> 'imagenet'",
+        "optim.lr_later: 0.001 -> 0.002",
+        "train.batch_size: 24 -> 12",
+        "train.epochs: 30 -> 8",
+        "train.epochs_later: 30 -> 10",
+        "train.evaluate_batch: 8 -> 24",
+    ]
+
+
+def test_no_recipe_names_a_protocol_a_mode_or_a_data_set():
+    for path in (FOLDER / "quickstart.yaml", *FOLDER.glob("recipes/*.yaml")):
+        named = yaml_core.parse(path.read_text(encoding="utf-8"))["data"]
+        assert not named.keys() & {"dataset", "protocol", "steps", "mode"}, path
+
+
 def test_quickstart_leaves_room_for_method_and_phase():
     config = load_config([FOLDER / "quickstart.yaml", FOLDER / "methods/mib.yaml", FOLDER / "altersgd.yaml"])
     assert (config.data.crop, config.model.body, config.method.name) == (64, "resnet_tiny", "mib")

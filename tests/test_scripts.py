@@ -15,8 +15,9 @@ import pytest
 from PIL import Image
 
 import train
-from configs.schema import load_config
+from configs.schema import Config, load_config
 from data.protocols import PROTOCOLS, protocol_steps
+from engine.arguments import read_config
 from scripts import compare
 from scripts.__main__ import COMMANDS, FOR_MAINTAINERS
 from scripts.__main__ import main as list_commands
@@ -104,17 +105,46 @@ def test_each_protocol_script_launches_its_own_protocol(name, project):
     overlay = f"configs/{dataset}/{protocol}.yaml"
     assert project.calls[1:] == [
         "-m torch.distributed.run --standalone --nproc_per_node=2 "
-        f"train.py {overlay} data.root=/data/here a.yaml b.c=[1, 2]"
+        f"train.py {overlay} data.root=/data/here data.dataset={dataset} data.protocol={protocol} a.yaml b.c=[1, 2]"
     ]
     config = load_config([ROOT / overlay])
     assert (config.data.dataset, config.data.protocol) == (dataset, protocol)
+
+
+def test_every_protocol_script_has_the_same_body():
+    texts = [(ROOT / "scripts" / name).read_text().splitlines() for name in PROTOCOL_SCRIPTS]
+    bodies = {tuple(line for line in text if not line.startswith("#")) for text in texts}
+    assert len(bodies) == 1
+
+
+def launched(project: Project, script: str, *typed: str) -> Config:
+    """The config that a protocol script hands to train.py."""
+    done = project.run(f"scripts/{script}", "/data", *typed, PYTHON=str(project.python), GPUS="1")
+    assert done.returncode == 0, done.stderr
+    arguments = project.calls[-1].removeprefix("train.py ").split(" ")
+    return read_config([str(ROOT / a) if a.endswith(".yaml") else a for a in arguments])
+
+
+@pytest.mark.parametrize("recipe", ["configs/voc/15-1_cpu.yaml", "configs/recipes/cpu.yaml"])
+def test_a_protocol_script_runs_its_protocol_whatever_a_recipe_names(recipe, project):
+    config = launched(project, "voc_10-1.sh", recipe, "configs/methods/mib.yaml")
+    assert (config.data.protocol, config.model.body) == ("10-1", "mobilenet_v2")
+    assert config.method.strength == 10, "MiB's 100 is for 15-1 alone"
+    assert launched(project, "ade_100-10.sh", "configs/recipes/cpu.yaml").train.epochs == 8
+
+
+def test_what_is_typed_wins_over_a_protocol_script(project):
+    assert launched(project, "voc_10-1.sh", "data.protocol=19-1").data.protocol == "19-1"
+    own = launched(project, "voc_10-1.sh", "configs/voc/15-1_cpu.yaml", "data.steps=[[1,2],[3]]").data
+    assert (own.protocol, own.steps) == (None, ((1, 2), (3,)))
 
 
 def test_data_folder_is_relative_to_the_caller_and_torchrun_can_be_told(project, tmp_path):
     variables = {"PYTHON": str(project.python), "GPUS": "4"}
     project.run("project/scripts/voc_15-1.sh", "my data", cwd=tmp_path, **variables)
     assert (
-        f"--nproc_per_node=4 train.py configs/voc/15-1.yaml data.root={tmp_path}/my data" in project.calls[-1]
+        f"--nproc_per_node=4 train.py configs/voc/15-1.yaml data.root={tmp_path}/my data "
+        in project.calls[-1]
     )
     project.run("scripts/voc_15-1.sh", "/d", TORCHRUN_ARGS="--nnodes=2 --nproc_per_node=8", **variables)
     assert project.calls[-1].startswith("-m torch.distributed.run --nnodes=2 --nproc_per_node=8 train.py")
@@ -123,7 +153,9 @@ def test_data_folder_is_relative_to_the_caller_and_torchrun_can_be_told(project,
 def test_one_process_needs_no_torchrun_and_keeps_its_exit_code(project):
     variables = {"PYTHON": str(project.python), "GPUS": "1"}
     assert project.run("scripts/voc_15-1.sh", "/my data", "a.b=1 2", **variables).returncode == 0
-    assert project.calls == ["train.py configs/voc/15-1.yaml data.root=/my data a.b=1 2"]
+    assert project.calls == [
+        "train.py configs/voc/15-1.yaml data.root=/my data data.dataset=voc data.protocol=15-1 a.b=1 2"
+    ]
     assert project.run("scripts/voc_15-1.sh", "/d", "refused=1", **variables).returncode == 2
     project.run(
         "scripts/voc_15-1.sh", "/d", TORCHRUN_ARGS="--nnodes=2", **variables
