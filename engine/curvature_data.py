@@ -1,5 +1,6 @@
 """What `engine.curvature` measures: the model after a step with its objective as training had it, and batches of images."""
 
+import copy
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,7 +16,7 @@ from data.index import build_index
 from data.protocols import Step, configured_steps
 from data.transforms import normalise, test_transform, train_transform
 from engine import checkpoint
-from engine.probe import has_retention, penalty, plain_method
+from engine.probe import freeze_like, has_retention, penalty, plain_method
 from engine.run_folder import RunError, RunFolder
 from engine.step import load_method_state
 from methods import Method, make_phase
@@ -67,6 +68,11 @@ class Subject:
         # An epoch of any length: the weights of normal training do not depend on it.
         self.keep = make_phase(step=self.step.index, strength=method.strength, epoch=1, **phase).lambda_a
         self.parameters: list[Tensor] = [p for p in self.model.parameters() if p.requires_grad]
+        if not self.parameters:
+            raise RunError(
+                f"{method.name} trains no parameter in step {self.step.index} (none requires a gradient): "
+                "there is no direction in which the loss could be flat or steep; choose another --step"
+            )
 
     @property
     def terms(self) -> dict[str, flatness.Loss]:
@@ -116,7 +122,10 @@ def read_subject(folder: RunFolder, wanted: int | None, dataset: Dataset, config
         load_method_state(method, left["methods"], step)
         before = start.frozen_copy()
         before.returns_stages = model.returns_stages = method.needs_stages
+        start.add_classes(step.num_new)
+        method.init_classifier(start)
     method.begin_step(start, step)
+    freeze_like(start, model)
     return Subject(config, steps, step, model, before, method, state["network"]["arguments"]["norm"])
 
 
@@ -175,7 +184,9 @@ class Batches:
         method = subject.method
         if step != subject.step:
             method = plain_method(subject.config)
-            method.begin_step(subject.model, step)
+            method.begin_step(
+                copy.deepcopy(subject.model), step
+            )  # it may freeze other parts than the subject's step
         table = train_table(step, data.mode, data.void)
         dataset = StepDataset(images, table, transform, seed=self.options.seed)
         if method is subject.method and subject.before is not None and method.surveys:

@@ -69,8 +69,9 @@ class Probe:
     def __call__(self, model: Segmenter) -> Figures:
         """All figures by name. Every rank must ask: the pixels that a loss counts may be counted over all of them."""
         twin = self._twin(model)
-        parameters = list(twin.parameters())
         losses = self._training_losses(twin) | self._old_loss(twin)
+        freeze_like(model, twin)  # after the method has begun the step with the twin too
+        parameters = [p for p in twin.parameters() if p.requires_grad]
         return {
             prefix + name: value
             for prefix, loss in losses.items()
@@ -140,6 +141,12 @@ class Probe:
     @property
     def _place(self) -> Placement:
         return Placement.of(self.config.train, self.device)
+
+
+def freeze_like(model: nn.Module, twin: nn.Module) -> None:
+    """Of the twin's parameters those require a gradient that do in the model."""
+    for theirs, ours in zip(model.parameters(), twin.parameters(), strict=True):
+        ours.requires_grad_(theirs.requires_grad)
 
 
 def figures_of(loss: Callable[[], Tensor], parameters: Sequence[Tensor]) -> Figures:

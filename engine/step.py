@@ -168,6 +168,11 @@ def begin_step(run: Run, step: Step) -> tuple[Segmenter, Segmenter | None, Metho
     model.dropout = config.model.dropout
     model = run.place.arrange(model).train()
     method.begin_step(model, step)
+    if not any(p.requires_grad for p in model.parameters()):
+        raise RunError(
+            f"method {method.name!r}: its begin_step leaves no parameter to train in step {step.index}; "
+            "at least one must require a gradient"
+        )
     if run.ranks.rank:
         torch.manual_seed(torch.initial_seed() + 2**32 * run.ranks.rank)  # every rank drops out on its own
     return model, teacher, method

@@ -117,6 +117,8 @@ def top_eigenvalues(
         if len(batches) == 1
         else partial(hessian_product, loss, batches, parameters)
     )
+    if len(like) == 1:  # too small for ARPACK
+        return [multiply(torch.ones_like(like)).item()]
     with tqdm(desc="eigenvalues", unit="product", leave=False, disable=None) as bar:
 
         def product(vector: np.ndarray) -> np.ndarray:

@@ -23,10 +23,11 @@ from data.transforms import normalise, test_transform
 from engine import checkpoint
 from engine.arguments import read_config
 from engine.probe import figures_of, places_of
-from methods import make_phase
+from methods import METHODS, make_phase
 from methods.losses import plain as losses
 from metrics import flatness
 from models.segmenter import Segmenter
+from scripts import flatness as script
 from study.collection import Run
 from tracking.shown import layout
 
@@ -207,6 +208,61 @@ def test_every_place_sees_the_model_as_it_stands_there(toy_arguments, tmp_path):
     assert halves["half 1"] == pause["boundary"] == stop["end"]
     assert len({figures["loss"] for figures in halves.values()}) == 4
     assert pause["half 1"]["loss"] != pause["end"]["loss"]  # the statistics of the norms move
+
+
+def freezing(method: str, parts: tuple[str, ...], monkeypatch) -> None:
+    """Let a method train all but these parts of the network after step 0."""
+    cls = METHODS[method]
+    begin = cls.begin_step
+
+    def begin_step(self, model: Segmenter, step: Step) -> None:
+        begin(self, model, step)
+        for part in parts if step.index else ():
+            model.get_submodule(part).requires_grad_(False)
+
+    monkeypatch.setattr(cls, "begin_step", begin_step)
+
+
+@pytest.mark.slow
+def test_a_method_that_freezes_the_body_is_measured_by_the_rest(
+    toy_arguments, toy_run, toy_voc, tmp_path, monkeypatch, capsys
+):
+    start = toy_run("method.name=ft", name="first") / "step_0.pt"
+    freezing("ft", ("body", "classifiers.0"), monkeypatch)
+    options = (f"run.flatness={IMAGES}", "phase.p=1", f"train.start_from={start}")
+    assert train.main(toy_arguments("method.name=ft", *options, name="rest")) == 0
+    run = tmp_path / "runs/rest"
+    model = model_of(run)
+    images, labels = training_images(toy_voc)
+    parameters = [*model.head.parameters(), *model.classifiers[1].parameters()]
+    found = steps_of(run)[1]["flatness"]["end"]
+    norm, _ = flatness.gradient_norms(
+        lambda _: losses.cross_entropy(model(images).logits, labels), [None], parameters
+    )
+    assert found["squared_gradient_norm"] == pytest.approx(norm, rel=1e-3)
+    assert all(value > 0 for value in found.values())
+
+    # The same at the finished model, whose step began with classes that the checkpoint before it does not have.
+    quick = ("--pictures", "2", "--batch", "2", "--top", "0", "--probes", "0", "--on", "old")
+    assert script.main([str(run), *quick]) == 0
+    assert f"{sum(p.numel() for p in parameters):,} parameters" in capsys.readouterr().out
+
+
+def test_a_method_that_freezes_everything_is_refused_in_words(toy_arguments, toy_run, monkeypatch, capsys):
+    first = toy_run("method.name=ft", name="first")
+    freezing("ft", ("",), monkeypatch)
+    start = f"train.start_from={first / 'step_0.pt'}"
+    assert train.main(toy_arguments("method.name=ft", start, name="rest")) == 2
+    assert (
+        "error: method 'ft': its begin_step leaves no parameter to train in step 1" in capsys.readouterr().err
+    )
+    assert script.main([str(first)]) == 2
+    assert "ft trains no parameter in step 1 (none requires a gradient)" in capsys.readouterr().err
+
+
+def test_a_single_parameter_has_a_curvature():
+    weight = torch.tensor([2.0], requires_grad=True)
+    assert figures_of(lambda: weight.square().sum(), [weight])["top_eigenvalue"] == pytest.approx(2.0)
 
 
 def test_what_cannot_be_measured_ends_no_run():
