@@ -140,13 +140,16 @@ class ModelConfig(Section):
     sync: bool
     head_channels: Size
     dilations: Dilations | None
+    pooling: Size | None
     dropout: Annotated[float, Field(ge=0, lt=1)]
     pretrained: Text | None
 
     @property
     def architecture(self) -> dict[str, Any]:
         """What determines the network's function: the arguments it is built with, and a checkpoint records."""
-        return self.model_dump(include={"body", "output_stride", "norm", "head_channels", "dilations"})
+        arguments = self.model_dump(include={"body", "output_stride", "norm", "head_channels", "dilations"})
+        # Left out where it says nothing, so that checkpoints from before it existed fit.
+        return arguments if self.pooling is None else arguments | {"pooling": self.pooling}
 
 
 class MethodConfig(Section):

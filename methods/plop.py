@@ -18,9 +18,10 @@ As the reference code, which differs from it or says more:
   `median=paper` takes the median of u itself.
 - tau_c is at least `minimum`, on the scale of either; a class that was never predicted gets that.
 Our choices: histograms are summed over ranks, where the code's ranks have thresholds of their own. The median of the paper is
-read from bins that are 1/128 of their value wide. A picture without old pixels has nu = 1, where the code divides 0 by 0.
-True old labels, of the mode `sequential`, stay. The code ignores void pixels (data.void=ignore); trained as background
-they get pseudo-labels too.
+read from bins that are 1/128 of their value wide. A picture without old pixels, all of it new, has nu = 1 and counts in full;
+the code's nu, num / (den + 1e-6), is 0 there and leaves the picture out (elsewhere the 1e-6 changes nothing). True old labels,
+of the mode `sequential`, stay. The code ignores void pixels (data.void=ignore); trained as background they get pseudo-labels
+too.
 """
 
 import math

@@ -18,6 +18,8 @@ import torch
 from torch import Tensor, nn
 
 from configs.errors import UserError
+from models.deeplabv3 import DeepLabV3
+from models.norm import EPS
 from models.segmenter import Segmenter
 
 State = dict[str, Tensor]
@@ -37,13 +39,14 @@ class Report:
     matched: list[str] = field(repr=False)  # our names
     ignored: list[str] = field(repr=False)  # the file's names
     missing: list[str]  # our names the file does not hold; they keep their values
+    note: str = ""
 
     def __str__(self) -> str:
         text = f"{self.source}: {self.format}, {len(self.matched)} tensors used"
         for verb, names in (("ignored", self.ignored), ("not in the file", self.missing)):
             if names:
                 text += f", {len(names)} {verb} ({_some(names)})"
-        return text
+        return text + (f"\n{self.note}" if self.note else "")
 
 
 def load_body_weights(segmenter: Segmenter, source: str | Path) -> Report:
@@ -51,17 +54,23 @@ def load_body_weights(segmenter: Segmenter, source: str | Path) -> Report:
     path = _imagenet_file(segmenter.body_name) if str(source) == "imagenet" else Path(source)
     format_name, state, ignored = _body_part(path, _read(path))
     _check_fits(path, format_name, state, _shapes(segmenter.body))
+    note = ""
     if format_name == "torchvision":
         state = _without_signs(segmenter.body, state)
+    elif format_name == "MiB":
+        note = _negative_scales(
+            segmenter.body, state, "scripts.import_mib --norm-act abn and train.start_from"
+        )
     segmenter.body.load_state_dict(state)
     missing = [name for name in segmenter.state_dict() if not name.startswith("body.")]
-    return Report(str(path), format_name, [f"body.{name}" for name in state], ignored, missing)
+    return Report(str(path), format_name, [f"body.{name}" for name in state], ignored, missing, note)
 
 
-def import_mib_checkpoint(path: str | Path, segmenter: Segmenter) -> Report:
+def import_mib_checkpoint(path: str | Path, segmenter: Segmenter, *, signed_norms: bool = False) -> Report:
     """Fills body, head and classifiers from a step checkpoint of MiB, PLOP or their relatives.
 
-    Classifiers the segmenter does not have yet are added; those it has must be the file's first ones.
+    Classifiers the segmenter does not have yet are added; those it has must be the file's first ones. `signed_norms`: the file
+    was trained with norms that scale by the weight itself, not by |weight| + eps, which nothing in it tells.
     """
     path = Path(path)
     file = _read(path)
@@ -83,8 +92,9 @@ def import_mib_checkpoint(path: str | Path, segmenter: Segmenter) -> Report:
 
     for num in sizes[len(present) :]:
         segmenter.add_classes(num)
-    segmenter.load_state_dict(state)
-    return Report(str(path), "MiB", list(state), ignored, [])
+    note = "" if signed_norms else _negative_scales(segmenter, state, "--norm-act abn")
+    segmenter.load_state_dict(_without_signs(segmenter, state) if signed_norms else state)
+    return Report(str(path), "MiB", list(state), ignored, [], note)
 
 
 # ---- reading ----------------------------------------------------------------------------------------------------------
@@ -235,24 +245,50 @@ def _classifier_sizes(path: Path, state: State) -> list[int]:
 # ---- values -----------------------------------------------------------------------------------------------------------
 
 
-def _without_signs(body: nn.Module, state: State) -> State:
+def _without_signs(network: nn.Module, state: State) -> State:
     """Plain batch norms, scaled by w, as ours, scaled by |w| + eps: the same function.
 
     w (conv(x) - mean) = |w| (-conv(x) + mean) for w < 0, so the filter and the mean change their sign.
     Only a scale below eps has no exact counterpart and becomes eps; its weight stays above 0, where |w| has a gradient.
     """
     state = dict(state)
-    conv = ""
-    for name, module in body.named_modules():
-        if isinstance(module, nn.Conv2d):
-            conv = f"{name}.weight"  # every norm follows its convolution
-        elif hasattr(module, "running_mean"):
-            weight = state[f"{name}.weight"]
-            sign = torch.where(weight < 0, -1.0, 1.0).to(weight.dtype)
-            state[conv] = state[conv] * sign.view(-1, 1, 1, 1)
-            state[f"{name}.running_mean"] = state[f"{name}.running_mean"] * sign
-            state[f"{name}.weight"] = (weight.abs() - module.eps).clamp(min=torch.finfo(weight.dtype).tiny)
+    for name, parts in _convolutions_before(network).items():
+        weight = state[f"{name}.weight"]
+        sign = torch.where(weight < 0, -1.0, 1.0).to(weight.dtype)
+        for convs, part in zip(parts, sign.chunk(len(parts)), strict=True):
+            for conv in convs:
+                state[f"{conv}.weight"] = state[f"{conv}.weight"] * part.view(-1, 1, 1, 1)
+        state[f"{name}.running_mean"] = state[f"{name}.running_mean"] * sign
+        state[f"{name}.weight"] = (weight.abs() - EPS).clamp(min=torch.finfo(weight.dtype).tiny)
     return state
+
+
+def _convolutions_before(network: nn.Module) -> dict[str, list[list[str]]]:
+    """Name of a norm -> for each equal part of its channels, the convolutions whose sum it normalises."""
+    before: dict[str, list[list[str]]] = {}
+    conv = ""
+    for name, module in network.named_modules():
+        if isinstance(module, nn.Conv2d):
+            conv = name
+        elif hasattr(module, "running_mean"):
+            before[name] = [[conv]]  # every norm follows its convolution, but for two of the head
+    for name, module in network.named_modules():
+        if isinstance(module, DeepLabV3):
+            before[f"{name}.map_bn"] = [[f"{name}.map_convs.{i}"] for i in range(len(module.map_convs))]
+            before[f"{name}.red_bn"] = [[f"{name}.red_conv", f"{name}.pool_red_conv"]]
+    return before
+
+
+def _negative_scales(network: nn.Module, state: State, remedy: str) -> str:
+    """What to say of a MiB file whose norms are taken for InPlaceABN's: nothing, unless that makes a difference."""
+    weights = [state[f"{name}.weight"] for name in _convolutions_before(network)]
+    negative = sum(int((weight < 0).sum()) for weight in weights)
+    if not negative:
+        return ""
+    return (
+        f"note: {negative} of its {sum(map(len, weights))} norm weights are negative and taken as |weight| + eps, as InPlaceABN does; "
+        f"a file that was trained with MiB's --norm_act abn needs {remedy}"
+    )
 
 
 def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:

@@ -108,10 +108,12 @@ def build_segmenter(
     group: dist.ProcessGroup | None = None,
     head_channels: int = 256,
     dilations: Sequence[int] | None = None,
+    pooling: int | None = None,
 ) -> Segmenter:
     """A segmenter without classifiers yet: `add_classes` comes next.
 
-    `dilations` of the head: None takes those of the output stride (6, 12, 18 at 16; twice that at 8).
+    `dilations` of the head: None takes those of the output stride (6, 12, 18 at 16; twice that at 8). `pooling` is the side of its
+    image-pooling window in eval: None takes POOLING_PIXELS.
     """
     if body not in BODIES:
         raise ValueError(f"unknown body {body!r}: model.body is one of {', '.join(BODIES)}")
@@ -124,7 +126,7 @@ def build_segmenter(
         head_channels,
         norm=make,
         dilations=HEAD_DILATIONS[output_stride] if dilations is None else dilations,
-        pooling_size=POOLING_PIXELS // output_stride,
+        pooling_size=POOLING_PIXELS // output_stride if pooling is None else pooling,
     )
     return Segmenter(network, head, body)
 

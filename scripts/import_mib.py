@@ -3,7 +3,8 @@
 python -m scripts.import_mib 15-5s-voc_MiB_0.pth step_0.pt configs/voc/15-1.yaml
 python train.py configs/voc/15-1.yaml configs/methods/mib.yaml data.root=/data/VOC2012 train.start_from=step_0.pt
 
-The overlays and overrides say which network and protocol the file is of. Nothing in the file is executed.
+The overlays and overrides say which network and protocol the file is of, --norm-act with which norms it was trained; the file itself
+says neither. Nothing in it is executed.
 """
 
 import argparse
@@ -32,20 +33,33 @@ def main(arguments: list[str]) -> int:
     parser.add_argument(
         "config", nargs="+", help="YAML overlays and key.sub=value overrides, as for train.py"
     )
+    parser.add_argument(
+        "--norm-act",
+        choices=("iabn_sync", "iabn", "abn"),
+        default="iabn_sync",
+        help="MiB's --norm_act: abn scales by the signed weight, the others by |weight| + eps (iabn_sync, MiB's default)",
+    )
     options = parser.parse_args(arguments)
-    print(convert(options.source, options.target, options.config))
+    print(convert(options.source, options.target, options.config, signed_norms=options.norm_act == "abn"))
     return 0
 
 
-def convert(source: Path, target: Path, config_arguments: list[str]) -> str:
+def convert(source: Path, target: Path, config_arguments: list[str], *, signed_norms: bool = False) -> str:
     config = read_config(config_arguments)
     if config.data.dataset not in CLASS_NAMES or config.data.protocol is None:
         raise ConfigError(
             ["data.protocol: checkpoints of the MiB family are of the protocols of voc and ade"]
         )
+    if config.model.output_stride == 8 and None in (config.model.dilations, config.model.pooling):
+        raise ConfigError(
+            [
+                "model.output_stride: at 8, MiB's head has other dilations and another pooling window than ours, and its file does "
+                "not say so; add model.dilations=[12,24,32] model.pooling=32, here and for train.py"
+            ]
+        )
     steps = protocol_steps(config.data.dataset, config.data.protocol)
     model = build_segmenter(**config.model.architecture)
-    report = import_mib_checkpoint(source, model)
+    report = import_mib_checkpoint(source, model, signed_norms=signed_norms)
     sizes = [classifier.out_channels for classifier in model.classifiers]
     expected = [steps[0].num_classes, *(step.num_new for step in steps[1:])][: len(sizes)]
     if sizes != expected:

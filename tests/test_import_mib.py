@@ -1,14 +1,16 @@
 """From somebody's MiB step to a run of ours."""
 
 import json
+import re
 
 import pytest
 import torch
 from conftest import write_voc
-from test_pretrained import write_mib
+from test_pretrained import randomised, signed_forward, write_mib
 
 import train
 from engine import checkpoint
+from models.norm import ABN
 from models.segmenter import build_segmenter
 from scripts import import_mib
 
@@ -46,6 +48,34 @@ def test_an_imported_step_predicts_the_same(mib_step_0, tmp_path, capsys):
         torch.testing.assert_close(
             ours.eval()(picture).logits, model.eval()(picture).logits, rtol=0, atol=1e-6
         )
+
+
+def test_an_imported_step_with_signed_norms_predicts_the_same(mib_step_0, tmp_path, monkeypatch):
+    path, model = mib_step_0
+    randomised(model, seed=3)
+    write_mib(path, model)
+    target = tmp_path / "step_0.pt"
+    arguments = [str(path), str(target), "configs/voc/19-1.yaml", *NETWORK]
+    assert import_mib.main([*arguments, "--norm-act", "abn"]) == 0
+    ours, _ = checkpoint.load_segmenter(target)
+    picture = torch.randn(1, 3, 48, 48)
+    with torch.no_grad():
+        actual = ours.eval()(picture).logits
+        monkeypatch.setattr(ABN, "forward", signed_forward)
+        expected = model.eval()(picture).logits
+    torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
+
+
+def test_at_output_stride_8_the_importer_wants_mibs_dilations_and_window(mib_step_0, tmp_path, capsys):
+    path, _ = mib_step_0
+    target = tmp_path / "step_0.pt"
+    arguments = [str(path), str(target), "configs/voc/19-1.yaml", *NETWORK[:2], "model.output_stride=8"]
+    assert import_mib.main(arguments) == 2
+    named = re.findall(r"model\.(?:dilations|pooling)=\S+\d\]?", capsys.readouterr().err)
+    assert named == ["model.dilations=[12,24,32]", "model.pooling=32"] and not target.exists()
+    assert import_mib.main([*arguments, *named]) == 0
+    head = checkpoint.load_segmenter(target)[0].head
+    assert [conv.dilation[0] for conv in head.map_convs] == [1, 12, 24, 32] and head.pooling_size == 32
 
 
 def test_the_wrong_protocol_is_refused(mib_step_0, tmp_path, capsys):

@@ -70,6 +70,15 @@ def test_output_stride(name, output_stride):
     assert output.logits.shape == (1, 3, 65, 97)
 
 
+@pytest.mark.parametrize("output_stride", [8, 16])
+def test_the_pooling_window_may_be_given_and_is_512_pixels_otherwise(output_stride):
+    sizes = [
+        small_segmenter(output_stride=output_stride, pooling=pooling).head.pooling_size
+        for pooling in (None, 5)
+    ]
+    assert sizes == [512 // output_stride, 5]
+
+
 @pytest.mark.parametrize(("output_stride", "dilations"), [(16, [1, 1, 1, 2]), (8, [1, 1, 2, 4])])
 def test_resnet_dilates_instead_of_striding(output_stride, dilations):
     with torch.device("meta"):

@@ -10,9 +10,11 @@ import pytest
 import torch
 from conftest import mostly_slow
 from torch import nn
+from torch.nn import functional as F
 
 from data.vision import torchvision
 from models import build_segmenter
+from models.norm import ABN, LEAKY_SLOPE
 from models.pretrained import WeightsError, import_mib_checkpoint, load_body_weights
 
 SHARED = os.environ.get("ALTERSGD_SHARED")
@@ -197,6 +199,47 @@ def test_mib_checkpoint(tmp_path, present):
         expected, actual = source(pictures()), segmenter(pictures())
     assert segmenter.num_classes == 18
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
+
+
+def signed_forward(self, x):
+    """A norm of MiB's `--norm_act abn`: scaled by the weight itself, negative or not."""
+    statistics = self.running_mean, self.running_var
+    x = F.batch_norm(x, *statistics, self.weight, self.bias, self.training, self.momentum, self.eps)
+    return F.leaky_relu(x, LEAKY_SLOPE) if self.activation == "leaky_relu" else x
+
+
+@pytest.mark.parametrize("training", [False, True])
+def test_a_mib_file_with_signed_norms_predicts_the_same(tmp_path, training, monkeypatch):
+    source, segmenter = small_segmenter(4, 1, seed=1).double(), small_segmenter(seed=2).double()
+    norms = [source.body.bn1, source.head.map_bn, source.head.global_pooling_bn, source.head.red_bn]
+    assert all((norm.weight < 0).any() and (norm.weight > 0).any() for norm in norms)
+    write_mib(tmp_path / "abn.pth", source)
+    report = import_mib_checkpoint(tmp_path / "abn.pth", segmenter, signed_norms=True)
+    assert not report.note
+    source.train(training), segmenter.train(training)
+    with torch.no_grad():
+        actual = segmenter(pictures().double()).logits
+        as_iabn = source(pictures().double()).logits
+        monkeypatch.setattr(ABN, "forward", signed_forward)
+        expected = source(pictures().double()).logits
+    assert (as_iabn - expected).abs().max() > 0.1 * expected.abs().max()  # the sign matters
+    torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9 * expected.abs().max().item())
+
+
+def test_negative_norm_weights_of_a_mib_file_are_said(tmp_path):
+    source = small_segmenter(3, seed=1)
+    write_mib(tmp_path / "file.pth", source)
+    for report in (
+        import_mib_checkpoint(tmp_path / "file.pth", small_segmenter()),
+        load_body_weights(small_segmenter(), tmp_path / "file.pth"),
+    ):
+        assert "norm weights are negative and taken as |weight| + eps" in str(report)
+        assert "--norm-act abn" in str(report)
+    for module in source.modules():
+        if hasattr(module, "running_mean"):
+            module.weight.data.abs_()
+    write_mib(tmp_path / "file.pth", source)
+    assert not import_mib_checkpoint(tmp_path / "file.pth", small_segmenter()).note
 
 
 def test_body_of_a_mib_checkpoint(tmp_path):
