@@ -317,7 +317,7 @@ def messages(path: Path) -> list[tuple[int, str]]:
 
 @pytest.mark.parametrize(("path", "message"), in_documents(messages))
 def test_messages_are_those_of_the_code(path, message):
-    rooms = ("configs", "data", "engine", "methods", "metrics", "models", "study", "tracking")
+    rooms = ("configs", "data", "engine", "methods", "metrics", "models", "scripts", "study", "tracking")
     code = sources("train.py", *(f"{room}/**/*.py" for room in rooms))
     for part in filter(None, (part.strip(" :()") for part in message.split("..."))):
         assert part in code, f"no message says {part!r}"
