@@ -5,7 +5,7 @@
 
 Arguments are YAML overlays, merged left to right over configs/base.yaml, and key.sub=value overrides, which always win.
 The same command, typed again, goes on where the run stopped. All steps run unless train.first_step / train.last_step say
-otherwise; train.start_from=<step_0.pt> begins after a step trained elsewhere; train.evaluate_only=true only scores.
+otherwise; train.start_from=<step_i.pt> begins after a step trained elsewhere; train.evaluate_only=true only scores.
 
 Exit codes: 0 finished, 2 bad config, data or weights, 75 stopped by a signal with everything saved, 1 anything else.
 """
@@ -17,6 +17,7 @@ from configs.schema import Config
 from engine.arguments import help_text, read_config
 from engine.evaluation import evaluate, record, score_again
 from engine.ranks import Ranks, StopRequest, start_ranks, stop_ranks
+from engine.results import figures_by_step, steps_done
 from engine.run import prepare
 from engine.step import load_step, train_step
 from engine.terminal import STOPPED_BY_SIGNAL, command, exit_with
@@ -59,9 +60,9 @@ def walk(config: Config, ranks: Ranks, stop: StopRequest) -> dict:
     if config.train.evaluate_only:
         score_again(run)
     was_finished = not config.train.evaluate_only
-    for step in run.steps[: run.last_step + 1] if was_finished else ():
+    for step in run.steps[run.first : run.last_step + 1] if was_finished else ():
         saved = run.folder.step_checkpoint(step.index).exists()
-        if saved and len(run.scores) > step.index:
+        if saved and step.index in figures_by_step(run.scores):
             continue
         was_finished = False
         if saved:
@@ -82,7 +83,7 @@ def walk(config: Config, ranks: Ranks, stop: StopRequest) -> dict:
         )
     if was_finished:
         run.say("Every step asked for was finished already: nothing was trained.")
-    if run.evaluation is None and len(run.scores) == len(run.steps):
+    if run.evaluation is None and steps_done(run.scores) == len(run.steps):
         run.board.finish(run.results["config"])
     run.board.close()
     run.folder.unlock()

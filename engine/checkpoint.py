@@ -100,13 +100,15 @@ def step_state(
     methods: dict[str, Any],
     costs: dict[str, float],
     config: str,
+    trained: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """A step checkpoint: all that the next step, an evaluation or a prediction needs, without asking anybody else.
 
-    `methods` holds the statistics of importance methods by name; `costs` and `config` say where the model comes from.
+    `methods` holds the statistics of importance methods by name; `costs`, `config` and `trained` (engine.identity) say where
+    the model comes from.
     """
     network = {"arguments": architecture, "classifiers": [c.out_channels for c in model.classifiers]}
-    return {
+    state = {
         "step": step,
         "class_ids": list(class_ids),
         "classes": [class_names[c] for c in class_ids],
@@ -116,6 +118,7 @@ def step_state(
         "costs": costs,
         "config": config,
     }
+    return state | ({} if trained is None else {"trained": trained})
 
 
 def load_segmenter(

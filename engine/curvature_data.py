@@ -15,7 +15,7 @@ from data.incremental import StepDataset, select_test, select_train, test_table,
 from data.index import build_index
 from data.protocols import Step, configured_steps
 from data.transforms import normalise, test_transform, train_transform
-from engine import checkpoint
+from engine import checkpoint, identity
 from engine.probe import freeze_like, has_retention, penalty, plain_method
 from engine.run_folder import RunError, RunFolder
 from engine.step import load_method_state
@@ -114,11 +114,11 @@ def read_subject(folder: RunFolder, wanted: int | None, dataset: Dataset, config
     )
     step = steps[choose_step(folder, wanted, len(steps))]
     device = torch.device("cuda" if config.train.device != "cpu" and torch.cuda.is_available() else "cpu")
-    model, state = load_model(folder.step_checkpoint(step.index), step, device)
+    model, state = load_model(folder.step_checkpoint(step.index), step, dataset.class_names, device)
     method, before, start = plain_method(config), None, model
     if step.index > 0:  # as in engine.step.begin_step
         earlier = steps[step.index - 1]
-        start, left = load_model(folder.step_checkpoint(earlier.index), earlier, device)
+        start, left = load_model(folder.step_checkpoint(earlier.index), earlier, dataset.class_names, device)
         load_method_state(method, left["methods"], step)
         before = start.frozen_copy()
         before.returns_stages = model.returns_stages = method.needs_stages
@@ -140,7 +140,9 @@ def choose_step(folder: RunFolder, wanted: int | None, count: int) -> int:
     return saved[-1] if wanted is None else wanted
 
 
-def load_model(path: Path, step: Step, device: torch.device) -> tuple[Segmenter, dict]:
+def load_model(
+    path: Path, step: Step, class_names: Sequence[str], device: torch.device
+) -> tuple[Segmenter, dict]:
     """The model with the norm that can be differentiated twice, whichever it was trained with: their states are equal."""
     model, state = checkpoint.load_segmenter(path, device, norm="abn")
     classes = tuple(state["class_ids"])
@@ -148,6 +150,7 @@ def load_model(path: Path, step: Step, device: torch.device) -> tuple[Segmenter,
         raise checkpoint.CheckpointError(
             f"{path}: knows the classes {list(classes)}, but the run's config.yaml wants {list(step.seen)}"
         )
+    identity.check_class_names(path, state, class_names)
     return model, state
 
 

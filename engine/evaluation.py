@@ -8,7 +8,7 @@ from data.loaders import test_loader
 from data.protocols import Step
 from data.transforms import test_transform
 from engine.inference import predict
-from engine.results import step_result
+from engine.results import figures_by_step, step_result
 from engine.run import Run
 from engine.scores import put, same_figures
 from engine.step import load_step
@@ -97,9 +97,11 @@ def is_news(run: Run, result: dict) -> bool:
 
 def score_again(run: Run) -> None:
     """train.evaluate_only: score the checkpoints asked for, and in the run's own setting also those without any figures."""
-    unscored = len(run.scores) if run.evaluation is None else len(run.steps)
-    first = min(run.config.train.first_step, unscored)
-    wanted = run.steps[first : run.last_step + 1]
+    first = run.config.train.first_step
+    if run.evaluation is None:
+        scored = figures_by_step(run.scores)
+        first = min([first, *(step.index for step in run.steps if step.index not in scored)])
+    wanted = run.steps[max(first, run.first) : run.last_step + 1]
     for step in wanted:
         if not run.folder.step_checkpoint(step.index).exists():
             raise run.folder.lacks(step.index)

@@ -2,7 +2,7 @@
 
 import platform
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -45,6 +45,19 @@ def summarise(
     else:
         summary = continual.summary_of_one(history[-1], steps)
     return summary | {"forgetting": {class_names[c]: v for c, v in summary["forgetting"].items()}}
+
+
+def figures_by_step(entries: Iterable[dict]) -> dict[int, dict]:
+    """The `steps` of a results.json, each by the number of its step.
+
+    A run that starts after a later step may lack those before it, so a place in the list is no number of a step.
+    """
+    return {entry.get("step", place): entry for place, entry in enumerate(entries)}
+
+
+def steps_done(entries: Iterable[dict]) -> int:
+    """How many steps of its protocol a run has behind it."""
+    return max(figures_by_step(entries), default=-1) + 1
 
 
 def environment(device: torch.device, world: int) -> dict[str, Any]:

@@ -3,27 +3,34 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import torch
 from tqdm import tqdm
 
-from configs.schema import EVALUATION_KEYS, FREE_KEYS, Config, config_differences, dump_config, load_config
+from configs.schema import EVALUATION_KEYS, FREE_KEYS, Config, dump_config, load_config
 from data import Dataset, load_dataset
 from data.incremental import check_steps, select_train
 from data.index import build_index, content_digest
 from data.loaders import iterations_per_epoch, micro_batch_size
 from data.protocols import Step, configured_steps
+from engine import identity
 from engine.optim import iterations_of
 from engine.placement import Placement
 from engine.ranks import Ranks, StopRequest, be_deterministic, gather_objects, main_rank_first
-from engine.results import environment
-from engine.run_folder import RunError, RunFolder, read_results
+from engine.results import environment, figures_by_step
+from engine.run_folder import RunError, RunFolder
 from engine.scores import drop_from, evaluation_name, scores_of
+from engine.start import settle_start
 from methods import AlterSGD, Descent, make_phase
 from tracking.tensorboard import Board
+
+FACTS = (
+    "classes",
+    "weights",
+    "started_from",
+)  # of results.json: what its figures depend on beside config and data
 
 
 @dataclass
@@ -44,6 +51,11 @@ class Run:
     def scores(self) -> list[dict]:
         """The figures of steps in the setting that this start scores in: a part of `results`."""
         return scores_of(self.results, self.evaluation, self.config.model_dump(mode="json"))
+
+    @property
+    def first(self) -> int:
+        """The step that the run begins with: 0, or the one that it starts from, which another run has trained."""
+        return first_step(self.results)
 
     @property
     def last_step(self) -> int:
@@ -114,7 +126,8 @@ def prepare(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
 
     results: dict[str, Any] = {
         "config": config.model_dump(mode="json"),
-        "protocol": [step.new for step in steps],
+        "protocol": [list(step.new) for step in steps],
+        "classes": list(dataset.class_names),
         "environment": environment(ranks.device, ranks.world),
         "data": {
             "train": content_digest(dataset.train, train_classes),
@@ -122,7 +135,7 @@ def prepare(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
         },
         "steps": [],
     }
-    folder = open_folder(config, ranks, results)
+    folder = open_folder(config, ranks, steps, results)
     evaluation = evaluation_name(results, config.model_dump(mode="json"))
     board = Board(
         folder.board(evaluation),
@@ -147,23 +160,32 @@ def prepare(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
     return run
 
 
-def open_folder(config: Config, ranks: Ranks, results: dict[str, Any]) -> RunFolder:
+def open_folder(config: Config, ranks: Ranks, steps: list[Step], results: dict[str, Any]) -> RunFolder:
     """The run's folder, locked and checked; what it holds of earlier steps goes into `results`."""
     folder = RunFolder(Path(config.run.folder) / run_name(config))
     if ranks.is_main:
         folder.lock()
-        check_same_config(config, folder)
-        adopt_start(config, folder, results)
-        if not (config.train.evaluate_only and (folder.config_file.exists() or folder.results_file.exists())):
+        before = folder.read_results() or {}
+        weights = identity.weights_of(config, needed=trains_step_0(config, folder, before))
+        check_same_config(config, folder, before, weights)
+        check_same_classes(folder, before, results["classes"])
+        results |= {"weights": weights} if weights else {}
+        settle_start(config, folder, results, steps, tqdm.write)
+        if not (config.train.evaluate_only and (folder.config_file.exists() or before)):
             folder.write_config(dump_config(config))
         folder.set_damaged_steps_aside(tqdm.write)
     gather_objects(ranks, None)  # the others wait until the folder is ready
     earlier = folder.read_results()
     if earlier:
         check_same_data(config, folder, earlier["data"], results["data"])
-        saved = [folder.step_checkpoint(i).exists() for i in range(len(earlier["steps"]))]
-        results["steps"] = earlier["steps"][: sum(saved)]
-        keep_evaluations(config, ranks, folder, earlier, results)
+        results |= {key: earlier[key] for key in FACTS if key in earlier}
+        facts = {key: results[key] for key in FACTS if key in results}
+        if ranks.is_main and not facts.keys() <= earlier.keys():
+            folder.write_results(earlier | facts)  # what a folder of an older version lacks is asked for once
+        missing = first_missing(folder, first_step(results))
+        figures = figures_by_step(earlier["steps"])
+        results["steps"] = [result for index, result in figures.items() if index < missing]
+        keep_evaluations(config, ranks, folder, earlier, results, missing)
         return folder
     if config.train.evaluate_only:  # the figures were moved away; the run's own setting is still known
         results["config"] = load_config([folder.config_file]).model_dump(mode="json")
@@ -172,15 +194,36 @@ def open_folder(config: Config, ranks: Ranks, results: dict[str, Any]) -> RunFol
     return folder
 
 
+def trains_step_0(config: Config, folder: RunFolder, before: dict[str, Any]) -> bool:
+    starts_elsewhere = config.train.start_from is not None or "started_from" in before
+    return not (starts_elsewhere or config.train.evaluate_only or folder.step_checkpoint(0).exists())
+
+
+def first_step(results: dict[str, Any]) -> int:
+    """The step that a run begins with, by its results.json."""
+    return results["started_from"]["step"] if "started_from" in results else 0
+
+
+def first_missing(folder: RunFolder, first: int) -> int:
+    """The first step from `first` on that has no checkpoint: it is trained anew, and so is all that lies behind it."""
+    while folder.step_checkpoint(first).exists():
+        first += 1
+    return first
+
+
 def keep_evaluations(
-    config: Config, ranks: Ranks, folder: RunFolder, earlier: dict[str, Any], results: dict[str, Any]
+    config: Config,
+    ranks: Ranks,
+    folder: RunFolder,
+    earlier: dict[str, Any],
+    results: dict[str, Any],
+    missing: int,
 ) -> None:
     """Scores in other settings stay as long as their models do. Who only scores changes nothing that training recorded."""
     if config.train.evaluate_only:
         results |= earlier
     elif "evaluations" in earlier:
         results["evaluations"] = earlier["evaluations"]
-        missing = next(i for i in count() if not folder.step_checkpoint(i).exists())
         dropped = drop_from(results, missing)
         if dropped and ranks.is_main:
             tqdm.write(
@@ -198,16 +241,32 @@ def run_name(config: Config) -> str:
     return f"{config.data.dataset}_{protocol}_{config.data.mode}_{config.method.name}{phase}_seed{config.train.seed}"
 
 
-def check_same_config(config: Config, folder: RunFolder) -> None:
+def check_same_config(
+    config: Config, folder: RunFolder, before: dict[str, Any], weights: dict[str, str] | None
+) -> None:
     """A folder holds one experiment: refuse to go on with another config unless forced."""
     if not folder.config_file.exists():
         return
     free = FREE_KEYS + (EVALUATION_KEYS if config.train.evaluate_only else ())
-    changed = config_differences(load_config([folder.config_file]).model_dump(), config.model_dump(), free)
+    found = load_config([folder.config_file]).model_dump()
+    changed, notes = identity.run_differences(found, before, config, weights, free)
     if changed and not config.run.force:
         raise RunError(
             f"{folder.path} holds a run with another config:\n  " + "\n  ".join(changed) + "\n"
             "Give this one a run.name of its own, restore the old values, or insist with run.force=true"
+        )
+    for note in notes:
+        tqdm.write(f"note: {note}")
+
+
+def check_same_classes(folder: RunFolder, before: dict[str, Any], class_names: list[str]) -> None:
+    """Not even run.force mixes class names: figures are kept under them."""
+    known = identity.recorded_classes(before)
+    renamed = identity.class_differences(known, dict(enumerate(class_names)))
+    if renamed:
+        raise RunError(
+            f"{folder.path} was begun with other class names: {identity.some(renamed)}. Restore the names of the data set, or "
+            "give this run a run.name of its own"
         )
 
 
@@ -218,19 +277,6 @@ def check_same_data(config: Config, folder: RunFolder, before: dict[str, str], n
             f"{folder.path} was begun with other {' and '.join(changed)} pictures than data.root={config.data.root} holds "
             "now: restore the data set, give this run a run.name of its own, or insist with run.force=true"
         )
-
-
-def adopt_start(config: Config, folder: RunFolder, results: dict) -> None:
-    """train.start_from: begin with the given step, and with its figures if they were made as ours would be."""
-    if config.train.start_from is None:
-        return
-    source = Path(config.train.start_from)
-    step = folder.adopt_step(source)
-    theirs = read_results(source.parent / "results.json")
-    if step is not None and theirs and theirs["data"] == results["data"] and folder.read_results() is None:
-        differences = config_differences(theirs["config"], results["config"])
-        if not any(difference.startswith(EVALUATION_KEYS) for difference in differences):
-            folder.write_results(results | {"steps": theirs["steps"][: step + 1]})
 
 
 def ends_on_an_ascent(run: Run) -> Iterator[str]:

@@ -8,8 +8,6 @@ evaluations/    TensorBoard's events of scores in another setting than the run's
 
 import fcntl
 import json
-import os
-import shutil
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -91,20 +89,6 @@ class RunFolder:
 
     def write_config(self, text: str) -> None:
         write_atomically(self.config_file, text.encode())
-
-    def adopt_step(self, source: Path) -> int | None:
-        """Put a step checkpoint of another run where this run would have left its own; None if there is one already."""
-        state = checkpoint.load(source)
-        if not {"step", "network", "model", "methods"} <= state.keys():
-            raise checkpoint.CheckpointError(f"{source}: train.start_from wants the step_<i>.pt of a run")
-        place = self.step_checkpoint(state["step"])
-        if place.exists():
-            return None
-        try:
-            os.link(source, place)
-        except OSError:
-            shutil.copyfile(source, place)
-        return state["step"]
 
     def lacks(self, step: int) -> RunError:
         """What to raise where the checkpoint of a step is wanted and not there."""

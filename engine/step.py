@@ -14,7 +14,7 @@ from data.incremental import StepDataset, train_table
 from data.loaders import train_loader
 from data.protocols import Step
 from data.transforms import train_transform
-from engine import checkpoint
+from engine import checkpoint, identity
 from engine.objective import Objective, Terms, ask
 from engine.optim import apply_update, make_optimizer, set_learning_rate
 from engine.probe import Probe, places_of
@@ -215,11 +215,7 @@ def load_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
     """The model as it stood after a step, and what else its checkpoint holds."""
     path = run.folder.step_checkpoint(step.index)
     model, state = checkpoint.load_segmenter(path, run.ranks.device, run.sync_group)
-    ours, theirs = run.config.model.architecture, state["network"]["arguments"]
-    if ours != theirs or tuple(state["class_ids"]) != step.seen:
-        raise checkpoint.CheckpointError(
-            f"{path}: was trained as {theirs} on the classes {state['class_ids']}, this run wants {ours} on {list(step.seen)}"
-        )
+    identity.check_model(path, state, run.config.model.architecture, step, run.dataset.class_names)
     return model, state
 
 
@@ -234,6 +230,13 @@ def save_step(run: Run, step: Step, model: Segmenter, method: Method, costs: dic
             methods=method.handover(),
             costs=costs,
             config=dump_config(run.config),
+            trained=identity.trained_with(
+                run.results["config"],
+                step.index,
+                run.results["data"],
+                run.dataset.class_names,
+                run.results.get("weights"),
+            ),
         )
         checkpoint.save(state, run.folder.step_checkpoint(step.index))
         run.folder.drop_resume()
@@ -241,12 +244,17 @@ def save_step(run: Run, step: Step, model: Segmenter, method: Method, costs: dic
 
 
 def load_method_state(method: Method, states: dict, step: Step) -> None:
-    """The statistics left by the step before. A method that keeps none may start from everybody's model."""
-    if not method.state_dict():
-        return
-    if method.name not in states:
+    """Hand a method what the step before left for it. One that kept nothing may start from everybody's model."""
+    if method.name in states:
+        try:
+            method.load_state_dict(states[method.name])
+        except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
+            raise checkpoint.CheckpointError(
+                f"method {method.name!r} refuses what step {step.index - 1} left for it ({type(error).__name__}: {error}); "
+                "its load_state_dict must take what its state_dict gives"
+            ) from error
+    elif method.state_dict():
         raise checkpoint.CheckpointError(
             f"step {step.index - 1} left no statistics of {method.name!r} (only of: {', '.join(states) or 'no method'}); "
             f"train that step with method.name={method.name}"
         )
-    method.load_state_dict(states[method.name])

@@ -51,7 +51,7 @@ class Report:
 
 def load_body_weights(segmenter: Segmenter, source: str | Path) -> Report:
     """Fills the body from a file of any known format, or with source "imagenet" from torchvision's download."""
-    path = _imagenet_file(segmenter.body_name) if str(source) == "imagenet" else Path(source)
+    path = weights_file(segmenter.body_name, source, fetch=True)
     format_name, state, ignored = _body_part(path, _read(path))
     _check_fits(path, format_name, state, _shapes(segmenter.body))
     note = ""
@@ -100,13 +100,25 @@ def import_mib_checkpoint(path: str | Path, segmenter: Segmenter, *, signed_norm
 # ---- reading ----------------------------------------------------------------------------------------------------------
 
 
-def _read(path: Path) -> dict:
+def weights_file(body_name: str, source: str | Path, fetch: bool = False) -> Path:
+    """The file that `source` stands for; with `fetch` it is there, downloaded if need be, or WeightsError."""
+    path = _imagenet_file(body_name, fetch) if str(source) == "imagenet" else Path(source)
+    if fetch:
+        _check_is_there(path)
+    return path
+
+
+def _check_is_there(path: Path) -> None:
     if not path.is_file():
         raise WeightsError(
             f"{path}: no such file; model.pretrained is a path, or imagenet to download the weights"
         )
+
+
+def _read(path: Path) -> dict:
+    _check_is_there(path)
     hashed = _HASHED_NAME.fullmatch(path.name)
-    if hashed and not _sha256(path).startswith(hashed[1]):
+    if hashed and not sha256_of(path).startswith(hashed[1]):
         raise WeightsError(
             f"{path}: damaged, its sha256 does not start with {hashed[1]} as its name says; "
             "get the file again, or rename it if its content was changed on purpose"
@@ -138,13 +150,13 @@ _NUMPY_SCALARS: list[Any] = [
 ]
 
 
-def _sha256(path: Path) -> str:
+def sha256_of(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _imagenet_file(body_name: str) -> Path:
-    """torchvision's file of this body in the cache of torch.hub, downloaded when it is not there."""
+def _imagenet_file(body_name: str, fetch: bool) -> Path:
+    """torchvision's file of this body in the cache of torch.hub; `fetch` downloads it when it is not there."""
     from data.vision import torchvision
 
     if body_name not in torchvision.models.list_models():
@@ -153,7 +165,7 @@ def _imagenet_file(body_name: str) -> Path:
         )
     url = torchvision.models.get_model_weights(body_name)["IMAGENET1K_V1"].url
     path = Path(torch.hub.get_dir(), "checkpoints", Path(urlparse(url).path).name)
-    if not path.exists():
+    if fetch and not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
             torch.hub.download_url_to_file(url, str(path), hash_prefix=path.stem.rpartition("-")[2])

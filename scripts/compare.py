@@ -7,6 +7,7 @@ import argparse
 from pathlib import Path
 
 from data.protocols import Step, steps_from_lists
+from engine.results import figures_by_step, steps_done
 from engine.run_folder import RunError, read_results
 from engine.terminal import command, exit_with
 from metrics.continual import group_names
@@ -31,7 +32,7 @@ def main(arguments: list[str]) -> int:
     layout = markdown_table if options.markdown else format_table
     figures = [result["steps"] for result in results]
     print(layout(*comparison(options.runs, figures, steps)))
-    if len(set(map(len, figures))) > 1:
+    if len(set(map(steps_done, figures))) > 1:
         print(
             "\nnote: the runs stand after different numbers of steps (see `steps`), so their figures cannot be compared"
         )
@@ -59,12 +60,13 @@ def comparison(
     rows = []
     for run, result in zip(runs, results, strict=True):
         last = result[-1]
-        cells = [result[0]["miou"]["old"]]
+        first = figures_by_step(result).get(0)  # absent where a run started after a later step
+        cells = [first and first["miou"]["old"]]
         cells += [
             last[key][group] for key in ("miou", "miou_with_background") for group in ("old", "new", "all")
         ]
         cells += [last["mean_forgetting"]]
-        rows.append([run.name, *map(percent, cells), f"{len(result)}/{len(steps)}"])
+        rows.append([run.name, *map(percent, cells), f"{steps_done(result)}/{len(steps)}"])
     return header, rows
 
 
@@ -74,12 +76,13 @@ def draw(
     from tracking.plotting import pyplot, save
 
     groups = group_names(steps)
-    panels = example_panels(runs, [len(r) - 1 for r in results], num_examples)
+    panels = example_panels(runs, [steps_done(r) - 1 for r in results], num_examples)
     figure = pyplot.figure(figsize=(3.6 + 1.1 * len(panels[0]), 1.25 * len(panels)), layout="constrained")
     left, right = figure.subfigures(1, 2, width_ratios=[3.6, 1.1 * len(panels[0])])
     axis = left.subplots()
     for run, result in zip(runs, results, strict=True):
-        axis.plot([100 * (r["miou"]["old"] or 0) for r in result], marker="o", label=run.name)
+        known = [r["step"] for r in result]
+        axis.plot(known, [100 * (r["miou"]["old"] or 0) for r in result], marker="o", label=run.name)
     axis.set(xlabel="step", ylabel=f"mIoU of the old classes ({groups['old']}), %", ylim=(0, None))
     axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axis.legend()

@@ -17,7 +17,7 @@ from data.protocols import protocol_steps
 from engine import checkpoint
 from engine.arguments import read_config
 from engine.terminal import command
-from models.pretrained import WeightsError, import_mib_checkpoint
+from models.pretrained import WeightsError, import_mib_checkpoint, sha256_of
 from models.segmenter import build_segmenter
 
 CLASS_NAMES = {"voc": voc.CLASS_NAMES, "ade": ade.CLASS_NAMES}
@@ -77,6 +77,7 @@ def convert(source: Path, target: Path, config_arguments: list[str], *, signed_n
         methods={},
         costs={},
         config=dump_config(config),
+        trained={"imported": {"file": source.name, "sha256": sha256_of(source)}},
     )
     checkpoint.save(state, target)
     return f"{report}\nstep {step.index} of {config.data.protocol} written to {target}: start with train.start_from={target}"

@@ -35,6 +35,7 @@ from data import DataError
 from data.protocols import PROTOCOLS
 from engine.checkpoint import previous_path
 from engine.optim import last_iteration_of
+from engine.results import steps_done
 from engine.run_folder import RunError, RunFolder
 from engine.terminal import exit_with
 from tracking.tables import format_table, percent
@@ -67,7 +68,10 @@ class Run:
     config: Mapping[str, Any]
     state: State
     num_steps: int  # that it was asked for
-    figures: Sequence[Mapping[str, Any]]  # of each finished step, as in results.json
+    done: int  # that lie behind it
+    figures: Sequence[
+        Mapping[str, Any]
+    ]  # as in results.json; those of the steps before its start may be absent
     place: Place | None  # in the step after them
     is_scoring: bool  # that step is trained and waits for its figures
     data: tuple  # what the number of pictures of a step depends on
@@ -141,7 +145,7 @@ def row(run: Run, sizes: Mapping[int, int]) -> list[str]:
         str(run.path),
         f"{run.config['method']['name']} / {phase}",
         run.state,
-        f"{len(run.figures)}/{run.num_steps}",
+        f"{run.done}/{run.num_steps}",
         iteration_text(run, sizes),
         *(percent(last.get(group)) for group in ("old", "new", "all")),
         duration(seconds_spent(run)),
@@ -154,13 +158,13 @@ def iteration_text(run: Run, sizes: Mapping[int, int]) -> str:
         return "scoring"
     if run.place is None:
         return "-"
-    total = iterations_of(run, len(run.figures), sizes)
+    total = iterations_of(run, run.done, sizes)
     return f"{run.place.iteration}/{total}" if total else str(run.place.iteration)
 
 
 def left_text(run: Run, sizes: Mapping[int, int]) -> str:
     speed = seconds_per_iteration(run)
-    steps = range(len(run.figures) + run.is_scoring, run.num_steps)
+    steps = range(run.done + run.is_scoring, run.num_steps)
     iterations = [iterations_of(run, step, sizes) for step in steps]
     known = sum(count for count in iterations if count is not None)
     if run.place and not run.is_scoring and iterations and iterations[0] is not None:
@@ -192,7 +196,7 @@ def seconds_per_iteration(run: Run) -> float | None:
 
 
 def iterations_of(run: Run, step: int, sizes: Mapping[int, int]) -> int | None:
-    if run.place and run.place.total is not None and step == len(run.figures):
+    if run.place and run.place.total is not None and step == run.done:
         return run.place.total
     return last_iteration_of(run.config, sizes[step], step) if step in sizes else None
 
@@ -201,7 +205,7 @@ def sizes_by_data(runs: Sequence[Run]) -> dict[tuple, dict[int, int]]:
     """Runs on the same data tell each other the number of training pictures of each step."""
     sizes: dict[tuple, dict[int, int]] = defaultdict(dict)
     for run in runs:
-        sizes[run.data] |= {step: f["images"] for step, f in enumerate(run.figures) if "images" in f}
+        sizes[run.data] |= {f["step"]: f["images"] for f in run.figures if "images" in f}
     return sizes
 
 
@@ -231,19 +235,21 @@ def look_at(path: Path) -> Run:
     results = folder.read_results() or {}
     config = read_config(folder, results)
     figures = results.get("steps", [])
-    if [figure["step"] for figure in figures] != list(range(len(figures))):
+    first = results.get("started_from", {}).get("step", 0)
+    done = max(first, steps_done(figures))
+    if not {figure["step"] for figure in figures} >= set(range(first, done)):
         raise RunError("results.json: the figures of a step are missing")
     data, last = config["data"], config["train"]["last_step"]
     protocol = data["steps"] or PROTOCOLS[data["dataset"]][data["protocol"]]
     num_steps = len(protocol) if last is None else last + 1
     held = folder.is_held()
-    if len(figures) >= num_steps and not held:
+    if done >= num_steps and not held:
         state, place = State.DONE, None
     else:
-        state, place = find_place(folder, len(figures), held)
-    is_scoring = len(figures) < num_steps and folder.step_checkpoint(len(figures)).exists()
+        state, place = find_place(folder, done, held)
+    is_scoring = done < num_steps and folder.step_checkpoint(done).exists()
     key = str(protocol), data["mode"], str(results.get("data"))
-    return Run(path, config, state, num_steps, figures, place, is_scoring, key)
+    return Run(path, config, state, num_steps, done, figures, place, is_scoring, key)
 
 
 def find_place(folder: RunFolder, step: int, held: bool) -> tuple[State, Place | None]:

@@ -14,6 +14,8 @@ from typing import Any
 
 from configs.schema import FREE_KEYS, config_differences, with_defaults
 from data.protocols import BACKGROUND, Step, steps_from_lists
+from engine.identity import class_differences
+from engine.results import figures_by_step, steps_done
 from metrics import continual
 from study.paper import Setting, is_stable_sgd, plain_name, setting_of
 
@@ -71,7 +73,7 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
-        return len(self.results["steps"]) == len(self.steps)
+        return steps_done(self.results["steps"]) == len(self.steps)
 
     @cached_property
     def class_names(self) -> dict[int, str]:
@@ -79,9 +81,18 @@ class Run:
 
     @cached_property
     def history(self) -> list[continual.IoU]:
-        """IoU by class id after each step."""
+        """IoU by class id after each step; empty for steps of which nothing is known."""
         ids = {name: c for c, name in self.class_names.items()}
-        return [{ids[name]: iou for name, iou in step["iou"].items()} for step in self.results["steps"]]
+        figures = figures_by_step(self.results["steps"])
+        known = {index: step["iou"].items() for index, step in figures.items()}
+        return [{ids[name]: iou for name, iou in known.get(i, ())} for i in range(len(self.steps))]
+
+    @property
+    def later_steps(self) -> list[Mapping[str, Any]]:
+        """The figures of the steps after step 0; none unless they are known of every step so far."""
+        figures = figures_by_step(self.results["steps"])
+        later = range(1, steps_done(self.results["steps"]))
+        return [figures[index] for index in later] if figures.keys() >= set(later) else []
 
     @cached_property
     def flatness(self) -> Mapping[str, Any]:
@@ -94,7 +105,7 @@ class Run:
 
     def change_at_the_end(self, figure: str) -> float | None:
         """Of what run.flatness logged: the value at the end of a step over that at the share p, the mean of later steps."""
-        logged = [step.get("flatness", {}) for step in self.results["steps"][1:]]
+        logged = [step.get("flatness", {}) for step in self.later_steps]
         pairs = [[places.get(place, {}).get(figure) for place in ("end", "boundary")] for places in logged]
         if not pairs or not all(value and value > 0 for pair in pairs for value in pair):
             return None
@@ -102,7 +113,7 @@ class Run:
 
     def logged_flatness(self, figure: str, place: str) -> float | None:
         """What run.flatness logged at a place of the steps after step 0: their geometric mean, None unless all have it."""
-        values = [step.get("flatness", {}).get(place, {}).get(figure) for step in self.results["steps"][1:]]
+        values = [step.get("flatness", {}).get(place, {}).get(figure) for step in self.later_steps]
         known = [value for value in values if value is not None and value > 0]
         return statistics.geometric_mean(known) if known and len(known) == len(values) else None
 
@@ -129,7 +140,7 @@ class Run:
     @property
     def gradients_later(self) -> int | None:
         """Gradients of single pictures, after step 0."""
-        steps = self.results["steps"][1:]
+        steps = self.later_steps
         if not steps or any("iterations" not in step for step in steps):
             return None
         evaluations = sum(step.get("gradient_evaluations", step["iterations"]) for step in steps)
@@ -138,7 +149,7 @@ class Run:
     @property
     def seconds_later(self) -> float | None:
         """Of training after step 0."""
-        seconds = [step.get("seconds") for step in self.results["steps"][1:]]
+        seconds = [step.get("seconds") for step in self.later_steps]
         return None if not seconds or None in seconds else sum(seconds)
 
 
@@ -260,7 +271,7 @@ def recipe_differences(one: Run, other: Run) -> list[str]:
     if is_stable_sgd(one.config) or is_stable_sgd(other.config):
         free += ("train.batch_size",)
     old, new = ({**run.config, "pictures": run.results.get("data", {})} for run in (one, other))
-    return config_differences(old, new, free)
+    return config_differences(old, new, free) + class_differences(one.class_names, other.class_names)
 
 
 def machine_differences(runs: Sequence[Run]) -> list[str]:
@@ -278,7 +289,10 @@ def machine_differences(runs: Sequence[Run]) -> list[str]:
 
 def share_step_0(runs: Sequence[Run]) -> bool:
     """Do runs of different seeds all go out from the same step 0?"""
-    return len({run.seed for run in runs}) > 1 and all(run.history[0] == runs[0].history[0] for run in runs)
+    first = runs[0].history[0] if runs else {}
+    return (
+        bool(first) and len({run.seed for run in runs}) > 1 and all(run.history[0] == first for run in runs)
+    )
 
 
 def _most_common_recipe(runs: Sequence[Run]) -> Run:

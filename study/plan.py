@@ -11,11 +11,9 @@ from functools import cached_property
 from pathlib import Path
 
 from configs.schema import (
-    FREE_KEYS,
     Config,
     ConfigError,
     DataConfig,
-    config_differences,
     load_config,
     with_defaults,
 )
@@ -25,7 +23,9 @@ from data.index import build_index
 from data.official import LISTS, STEP_SIZES
 from data.protocols import PROTOCOLS, configured_steps
 from engine.arguments import read_config
+from engine.identity import run_differences, weights_of
 from engine.optim import epochs_of
+from engine.results import steps_done
 from engine.run_folder import RunError, RunFolder
 from methods import UPDATES
 from study.experiments import Job, experiments_of, jobs_of, planned_keys
@@ -74,7 +74,7 @@ class Run:
 
     def __post_init__(self) -> None:
         self.folder = RunFolder(Path(self.config.run.folder) / self.name)
-        self.differences = self._differences()
+        self.differences, self.notes = self._differences()
         self.state = self._state()
 
     @property
@@ -107,24 +107,25 @@ class Run:
         """Of each step."""
         return self.results.get("steps", [])
 
-    def _differences(self) -> list[str]:
-        """What the folder's config has that this one has not. Figures may come alone, from another machine: they know theirs."""
+    def _differences(self) -> tuple[list[str], list[str]]:
+        """How the folder's config differs from this one, and what could not be compared. Figures may come alone, from
+        another machine: they know theirs."""
         if self.folder.config_file.exists():
             try:
                 found = load_config([self.folder.config_file]).model_dump()
             except ConfigError as error:
-                return error.problems
+                return error.problems, []
         elif self.results:
             found = with_defaults(self.results.get("config", {}))
         else:
-            return []
-        return config_differences(found, self.config.model_dump(), FREE_KEYS)
+            return [], []
+        return run_differences(found, self.results, self.config, weights_of(self.config))
 
     def _state(self) -> State:
         if self.differences:
             return State.OTHER
         last = self._own_steps[-1]
-        whole = len(self.figures) > last and (
+        whole = steps_done(self.figures) > last and (
             not self.is_step_0 or self.folder.step_checkpoint(last).exists()
         )
         if whole:
@@ -156,7 +157,7 @@ class Run:
         )
 
     def passes_left(self) -> int:
-        return self.passes(first=len(self.figures)) if self.to_do else 0
+        return self.passes(first=steps_done(self.figures)) if self.to_do else 0
 
 
 # ----------------------------------------------------------------------------------------------------- making the plan
@@ -225,7 +226,7 @@ def count_pictures(data: DataConfig) -> Sizes:
 
 
 def describe(runs: Sequence[Run], preset: Preset) -> str:
-    """The plan as a table, what is to do, and what sharing step 0 saves."""
+    """The plan as a table, what is to do, why runs count as others, and what sharing step 0 saves."""
     seconds, basis = seconds_per_pass(run.folder for run in runs if run.state != State.OTHER), "measured here"
     if seconds is None:
         quickstart = [RunFolder(path) for path in sorted(QUICKSTART.iterdir())]
@@ -237,6 +238,8 @@ def describe(runs: Sequence[Run], preset: Preset) -> str:
         format_table(["run", "state", "picture passes", "hours left (estimate)"], rows),
         "",
         f"{len(runs)} runs: " + ", ".join(f"{states.count(s)} {s}" for s in State if s in states),
+        *_grouped(State.OTHER, {run.name: run.differences for run in runs}),
+        *_grouped("note", {run.name: run.notes for run in runs}),
     ]
     if any(run.sizes is None for run in runs):
         return "\n".join(
@@ -246,6 +249,16 @@ def describe(runs: Sequence[Run], preset: Preset) -> str:
     hours = f"estimate {left * seconds / 3600:.1f} hours, one run after the other"
     lines += [f"to do: {left:,} picture passes, {hours}, {1000 * seconds:.1f} ms per picture ({basis})"]
     return "\n".join([*lines, _saving(runs)])
+
+
+def _grouped(word: str, lines: Mapping[str, Sequence[str]]) -> list[str]:
+    """What is said of runs, once for all of which it is said: "other config: optim.lr: 0.01 -> 0.02 (mib_seed1 and 19 more)"."""
+    runs_by_line: dict[str, list[str]] = {}
+    for name, said in lines.items():
+        for line in said:
+            runs_by_line.setdefault(line, []).append(name)
+    more = {line: f" and {len(names) - 1} more" * (len(names) > 1) for line, names in runs_by_line.items()}
+    return [f"{word}: {line} ({names[0]}{more[line]})" for line, names in runs_by_line.items()]
 
 
 def _costs(run: Run, seconds: float) -> tuple[str, str]:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from configs.messages import not_one_of
 from data.files import write_atomically
+from engine.results import steps_done
 from engine.run_folder import RunError, read_results
 from study import layouts
 from study.cells import name
@@ -146,7 +147,7 @@ def missing(sections: Iterable[Section]) -> list[str]:
 
 def unfinished_line(run: Run) -> str:
     """How far a run is that no table counts."""
-    done, last = len(run.results["steps"]), run.config["train"]["last_step"]
+    done, last = steps_done(run.results["steps"]), run.config["train"]["last_step"]
     why = f", all that train.last_step={last} asks for" if last is not None and done > last else ""
     return f"{run.place}: {done} of {len(run.steps)} steps{why}"
 

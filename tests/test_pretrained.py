@@ -365,6 +365,6 @@ def test_imagenet_reads_the_downloaded_file(tmp_path, monkeypatch):
         torch.save(torchvision.models.resnet18().state_dict(), path)
 
     monkeypatch.setattr(torch.hub, "download_url_to_file", download)
-    monkeypatch.setattr("models.pretrained._sha256", lambda path: path.stem.rsplit("-", 1)[1])
+    monkeypatch.setattr("models.pretrained.sha256_of", lambda path: path.stem.rsplit("-", 1)[1])
     report = load_body_weights(segmenter, "imagenet")
     assert Path(report.source).parent == tmp_path / "checkpoints"
