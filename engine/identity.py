@@ -169,7 +169,7 @@ def trained_with(
     facts = {
         "objective": objective_of(config, step),
         "recipe": recipe_of(config, step),
-        "data": data["train"],
+        "data": data.get("train"),
         "classes": list(class_names),
     }
     return facts | ({"weights": dict(weights)} if weights else {})
@@ -224,7 +224,7 @@ def start_notes(path: Path, state: Facts, ours: Facts) -> list[str]:
             f"start from a step of a run with method.name={method}, or leave train.start_from out"
         )
     differences = config_differences(_comparable(told, method, step), _comparable(ours, method, step))
-    if told.get("data", ours["data"]) != ours["data"]:
+    if told.get("data") not in (None, ours["data"]):
         differences.append("the training images")
     if "weights" in told and "weights" in ours and told["weights"]["sha256"] != ours["weights"]["sha256"]:
         differences.append(f"model.pretrained: {told['weights']['file']!r} -> {ours['weights']['file']!r}")

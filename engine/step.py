@@ -231,9 +231,9 @@ def save_step(run: Run, step: Step, model: Segmenter, method: Method, costs: dic
             costs=costs,
             config=dump_config(run.config),
             trained=identity.trained_with(
-                run.results["config"],
+                run.config.model_dump(mode="json"),
                 step.index,
-                run.results["data"],
+                run.results.get("data", {}),
                 run.dataset.class_names,
                 run.results.get("weights"),
             ),

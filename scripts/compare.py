@@ -60,8 +60,9 @@ def comparison(
     rows = []
     for run, result in zip(runs, results, strict=True):
         last = result[-1]
-        first = figures_by_step(result).get(0)  # absent where a run started after a later step
-        cells = [first and first["miou"]["old"]]
+        figures = figures_by_step(result)
+        # absent where a run started after a later step
+        cells: list[float | None] = [figures[0]["miou"]["old"] if 0 in figures else None]
         cells += [
             last[key][group] for key in ("miou", "miou_with_background") for group in ("old", "new", "all")
         ]
@@ -81,8 +82,12 @@ def draw(
     left, right = figure.subfigures(1, 2, width_ratios=[3.6, 1.1 * len(panels[0])])
     axis = left.subplots()
     for run, result in zip(runs, results, strict=True):
-        known = [r["step"] for r in result]
-        axis.plot(known, [100 * (r["miou"]["old"] or 0) for r in result], marker="o", label=run.name)
+        axis.plot(
+            list(figures_by_step(result)),
+            [100 * (r["miou"]["old"] or 0) for r in result],
+            marker="o",
+            label=run.name,
+        )
     axis.set(xlabel="step", ylabel=f"mIoU of the old classes ({groups['old']}), %", ylim=(0, None))
     axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axis.legend()

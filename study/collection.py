@@ -149,8 +149,8 @@ class Run:
     @property
     def seconds_later(self) -> float | None:
         """Of training after step 0."""
-        seconds = [step.get("seconds") for step in self.later_steps]
-        return None if not seconds or None in seconds else sum(seconds)
+        seconds = [step["seconds"] for step in self.later_steps if step.get("seconds") is not None]
+        return sum(seconds) if seconds and len(seconds) == len(self.later_steps) else None
 
 
 # -------------------------------------------------------------------------------------------------------- sorting the runs
