@@ -26,7 +26,14 @@ MODEL_KEYS = ("step", "class_ids", "classes", "network", "model", "methods")  # 
 # Of a recipe: all that a step is trained with but its objective, and what is compared in other ways or changes rounding alone.
 NO_RECIPE = (
     *(*FREE_KEYS, *EVALUATION_KEYS, "method.", "data.void", "data.protocol", "data.steps"),
-    *("model.body", "model.output_stride", "model.norm", "model.head_channels", "model.dilations"),
+    *(
+        "model.body",
+        "model.output_stride",
+        "model.norm",
+        "model.head_channels",
+        "model.dilations",
+        "model.pooling",
+    ),
     *("model.pretrained", "train.accumulate", "train.channels_last", "train.losses", "train.deterministic"),
 )
 FIRST_KEYS = ("optim.lr", "train.epochs")
