@@ -85,6 +85,14 @@ def _simple_values(options: dict[str, Any]) -> dict[str, Any]:
     return options
 
 
+def _at_home(path: str) -> str:
+    """~ written out: a shell leaves it alone behind `key.sub=`."""
+    place = os.path.expanduser(path)
+    if place.startswith("~"):
+        raise ValueError("is in the home of nobody known here; a folder of this name is written ./~...")
+    return place
+
+
 def _folder_name(value: str) -> str:
     if value in {".", ".."} or set(value) & set("/\\\0"):
         raise ValueError("cannot be the name of a folder")
@@ -92,6 +100,7 @@ def _folder_name(value: str) -> str:
 
 
 Text = Annotated[str, Field(min_length=1)]
+Place = Annotated[Text, AfterValidator(_at_home)]
 Count = Annotated[int, Field(ge=0)]
 Size = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
@@ -115,7 +124,7 @@ class Section(BaseModel):
 
 class DataConfig(Section):
     dataset: Literal["voc", "ade", "folder"]
-    root: Text | None
+    root: Place | None
     protocol: Text | None  # None with own steps
     mode: Literal["disjoint", "overlapped", "sequential"]
     train_list: Literal["auto", "train", "train_aug"]
@@ -130,7 +139,7 @@ class DataConfig(Section):
     evaluate_scales: Scales
     evaluate_flip: bool
     workers: Count
-    cache: Text | None
+    cache: Place | None
 
 
 class ModelConfig(Section):
@@ -142,7 +151,7 @@ class ModelConfig(Section):
     dilations: Dilations | None
     pooling: Size | None
     dropout: Annotated[float, Field(ge=0, lt=1)]
-    pretrained: Text | None
+    pretrained: Place | None
 
     @property
     def architecture(self) -> dict[str, Any]:
@@ -205,14 +214,14 @@ class TrainConfig(Section):
     device: Literal["auto", "cpu", "cuda"]
     first_step: Count
     last_step: Count | None
-    start_from: Text | None
+    start_from: Place | None
     evaluate_only: bool
     evaluate_batch: Size
     deterministic: bool
 
 
 class RunConfig(Section):
-    folder: Text
+    folder: Place
     name: Annotated[Text, AfterValidator(_folder_name)] | None
     log_every: Size
     pictures: Count

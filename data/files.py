@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import secrets
 import shlex
-import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -129,15 +129,16 @@ def check_image(path: Path) -> tuple[int, int]:
 
 def write_atomically(path: Path, content: bytes, *, sync: bool = True) -> None:
     """All of the file or nothing, whatever happens meanwhile; cheaply without `sync`, when a power cut may lose it."""
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(
+        f".{path.name}.{secrets.token_hex(4)}.tmp"
+    )  # not mkstemp, which ignores the umask
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with open(temporary, "xb") as file:
             file.write(content)
             if sync:
                 file.flush()
                 os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)  # mkstemp makes files for the owner alone
         os.replace(temporary, path)
     except BaseException:
-        os.unlink(temporary)
+        temporary.unlink(missing_ok=True)
         raise

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import torch
 from torch.utils.data import DataLoader
@@ -46,7 +46,7 @@ class _TrainBatches:
     def __init__(self, count, batch_size, accumulate, iterations, batch_of, seed, rank, world, memory=0):
         self.count, self.batch_size, self.accumulate = count, batch_size, accumulate
         self.memory = memory  # so many images behind the `count`, of which half of every micro-batch is
-        self.iterations, self.batch_of, self.seed = list(iterations), batch_of, seed
+        self.iterations, self.batch_of, self.seed = iterations, batch_of, seed
         self.rank, self.world = rank, world
         self.part = micro_batch_size(batch_size, world, accumulate)
         self.epoch, self.order = None, []  # the permutation in use
@@ -97,7 +97,7 @@ def train_loader(
     *,
     batch_size: int,
     accumulate: int = 1,
-    iterations: Iterable[int],
+    iterations: Sequence[int],
     batch_of: Callable[[int], int] = _identity,
     seed: int = 0,
     rank: int = 0,

@@ -6,6 +6,7 @@ back to it. Loading never executes code from a file (`weights_only`).
 """
 
 import os
+import reprlib
 import zipfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -17,9 +18,11 @@ from torch import Tensor
 
 from configs.errors import UserError
 from engine.ranks import Ranks, gather_objects
+from metrics.health import find_not_finite
 from models.segmenter import Segmenter, rebuild_segmenter
 
 FOLDER_MARK = 0x10  # in the attributes of a zip record
+STEP_FACTS = {"step", "classes", "class_ids", "network", "model", "methods", "costs"}
 
 
 class CheckpointError(UserError, ValueError):
@@ -31,9 +34,9 @@ def previous_path(path: Path) -> Path:
 
 
 def save(state: dict[str, Any], path: Path, keep_previous: bool = False) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         with open(temporary, "wb") as file:
             torch.save(state, file)
             file.flush()
@@ -53,12 +56,18 @@ def save(state: dict[str, Any], path: Path, keep_previous: bool = False) -> None
 
 
 def verify(path: Path) -> None:
-    """Raise CheckpointError unless every record of the file matches its checksum."""
+    """Raise CheckpointError unless every record of the file matches its checksum. Reads no more than the file holds."""
     try:
         with zipfile.ZipFile(path) as archive:
+            records = archive.infolist()
+            # torch neither compresses records nor lets them overlap. Who does either has something to unpack without end.
+            if any(record.compress_type != zipfile.ZIP_STORED for record in records):
+                raise CheckpointError("it is compressed, which torch never does")
+            if sum(record.file_size for record in records) > path.stat().st_size:
+                raise CheckpointError("its records are larger than the file")
             damaged = archive.testzip()
             # A record marked as a folder has no content for torch, which then hands out memory nobody has written.
-            marked = (record.filename for record in archive.infolist() if record.external_attr & FOLDER_MARK)
+            marked = (record.filename for record in records if record.external_attr & FOLDER_MARK)
             damaged = damaged or next(marked, None)
     except Exception as error:  # damaged files make zipfile and its decompressors raise a dozen types
         raise CheckpointError(f"{path}: not a whole checkpoint ({error})") from error
@@ -80,14 +89,28 @@ def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
 
 
 def load_newest(path: Path, device: torch.device | str, warn: Callable[[str], None]) -> dict[str, Any] | None:
-    """The checkpoint at `path`, or the one set aside before it if that one is damaged, or None."""
+    """The checkpoint at `path`, or the one set aside before it if that one is damaged or not finite, or None."""
     for candidate in (path, previous_path(path)):
         if candidate.exists():
             try:
-                return load(candidate, device)
+                state = load(candidate, device)
+                refuse_not_finite(candidate, trained_parts(state.get("parts")))
+                return state
             except CheckpointError as error:
                 warn(f"{error}; falling back to an older state")
     return None
+
+
+def trained_parts(parts: Any) -> dict[str, Any]:
+    """Weights and momentum. What a method keeps within a step is its own matter: thresholds of PLOP may be infinite."""
+    return {name: parts.get(name) for name in ("model", "optimizer")} if isinstance(parts, dict) else {}
+
+
+def refuse_not_finite(path: Path, state: Any, advice: str = "") -> None:
+    """CheckpointError for what versions saved that did not look."""
+    broken = find_not_finite(state)
+    if broken is not None:
+        raise CheckpointError(f"{path}: holds weights that are not finite ({broken}){advice}")
 
 
 def step_state(
@@ -132,20 +155,41 @@ def load_segmenter(
     `norm` builds it with another norm, whose state is the same.
     """
     state = load(path, device)
-    missing = {"step", "classes", "class_ids", "network", "model", "methods", "costs"} - state.keys()
-    if missing:
-        raise CheckpointError(
-            f"{path}: not a step checkpoint of this project (no {', '.join(sorted(missing))})"
-        )
+    check_step(path, state)
     try:
         chosen = {} if norm is None else {"norm": norm}
         network = state["network"]
         model = rebuild_segmenter(
             network["arguments"] | chosen, network["classifiers"], state.pop("model"), group
         )
-    except (RuntimeError, TypeError, KeyError, ValueError) as error:
+    except (RuntimeError, TypeError, AttributeError, LookupError, ValueError) as error:
         raise CheckpointError(f"{path}: the weights do not fit the network it names ({error})") from error
+    if model.num_classes != len(state["class_ids"]):
+        raise CheckpointError(
+            f"{path}: its network scores {model.num_classes} classes, but it lists {len(state['class_ids'])}"
+        )
     return model.to(device), state
+
+
+def check_step(path: Path, state: dict[str, Any]) -> None:
+    """Raise CheckpointError unless the state is that of a step, and what it says of itself is usable and finite."""
+    missing = STEP_FACTS - state.keys()
+    if missing:
+        raise CheckpointError(
+            f"{path}: not a step checkpoint of this project (no {', '.join(sorted(missing))})"
+        )
+    if not _is_number(state["step"]):
+        raise CheckpointError(f"{path}: {reprlib.repr(state['step'])} is not the number of a step")
+    ids, names = state["class_ids"], state["classes"]
+    if not isinstance(ids, list) or not all(_is_number(class_id) and class_id < 255 for class_id in ids):
+        raise CheckpointError(f"{path}: {reprlib.repr(ids)} are not the ids of classes")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise CheckpointError(f"{path}: {reprlib.repr(names)} are not the names of classes")
+    if len(names) != len(ids):
+        raise CheckpointError(
+            f"{path}: names {len(names)} of its {len(ids)} classes; it was changed since it was written"
+        )
+    refuse_not_finite(path, state["model"], "; move it away and train its step again")
 
 
 def save_training(path: Path, parts: dict[str, Any], ranks: Ranks, **position: Any) -> None:
@@ -161,15 +205,26 @@ def restore_training(
 ) -> dict:
     """Bring the parts back to the newest state inside `step` and return its position; {} if there is none."""
     state = load_newest(path, ranks.device, say)
-    if state is None or state["position"]["step"] != step:
+    if state is None:
         return {}
-    for name, part in parts.items():
-        part.load_state_dict(state["parts"][name])
+    try:
+        position = state["position"]
+        if not _is_number(position["step"]) or not _is_number(position["iteration"]):
+            raise TypeError("its position is no number")
+        if position["step"] != step:
+            return {}
+        for name, part in parts.items():
+            part.load_state_dict(state["parts"][name])
+    except (RuntimeError, TypeError, AttributeError, LookupError, ValueError) as error:
+        raise CheckpointError(
+            f"{path}: not a state inside a step of this run ({type(error).__name__}: {_first_line(error)}); "
+            f"move it and {previous_path(path).name} away, and the same command begins the step anew"
+        ) from error
     if len(state["rng"]) == ranks.world:
         set_random_state(state["rng"][ranks.rank], ranks.device)
     else:
         say(f"note: what ran on {len(state['rng'])} ranks goes on on {ranks.world}: not the same bits")
-    return state["position"]
+    return position
 
 
 def random_state(device: torch.device) -> dict[str, Tensor]:
@@ -191,6 +246,11 @@ def _sync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def _is_number(value: Any) -> bool:
+    """Whether it counts something. Text never does, which might name a path."""
+    return type(value) is int and 0 <= value < 2**31
 
 
 def _first_line(error: Exception) -> str:

@@ -18,7 +18,7 @@ from data.palette import palette_image
 from data.transforms import normalise
 from engine import checkpoint
 from engine.inference import predict
-from engine.run_folder import RunError
+from engine.run_folder import RunError, RunFolder
 from tracking.overlays import overlay
 
 # In bytes: with an ending, and while it is written, a name must stay below the 255 of most file systems.
@@ -90,8 +90,7 @@ def find_checkpoints(run: Path, step: int | None, all_steps: bool) -> list[Path]
         if step is not None or all_steps:
             raise RunError(f"{run} is one step: with --step and --all-steps name the run's folder")
         return [run]
-    numbers = {path: path.stem.removeprefix("step_") for path in run.glob("step_*.pt")}
-    saved = {int(number): path for path, number in numbers.items() if number.isdecimal()}
+    saved = RunFolder(run).saved_steps()
     if not saved:
         why = "no step_<i>.pt in this folder" if run.is_dir() else "no such run folder or checkpoint"
         raise RunError(f"{run}: {why}; name the folder of a run that has finished a step")

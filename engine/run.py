@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
-from configs.schema import EVALUATION_KEYS, FREE_KEYS, Config, dump_config, load_config
+from configs.schema import EVALUATION_KEYS, FREE_KEYS, Config, ConfigError, dump_config, load_config
 from data import Dataset, load_dataset
 from data.incremental import check_steps, select_train
 from data.index import build_index, content_digest
@@ -107,7 +107,7 @@ def prepare(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
     """Everything that can be wrong is found here, before the first iteration."""
     torch.backends.cudnn.benchmark = not config.train.deterministic
     be_deterministic(config.train.deterministic)
-    micro_batch_size(config.train.batch_size, ranks.world, config.train.accumulate)  # says if it is none
+    check_norms(config, ranks.world)
     dataset = load_dataset(config.data.dataset, config.data.root, config.data.train_list)
     steps = configured_steps(
         config.data.dataset, config.data.protocol, config.data.steps, dataset.class_names
@@ -160,12 +160,25 @@ def prepare(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
     return run
 
 
+def check_norms(config: Config, world: int) -> None:
+    """Training pools the whole map to one value per image and channel, of which a norm needs two."""
+    size = micro_batch_size(config.train.batch_size, world, config.train.accumulate)  # says if it is none
+    seen_together = size * (world if config.model.sync else 1)
+    if seen_together == 1 and not config.train.evaluate_only:
+        cut = f"{world} ranks x train.accumulate {config.train.accumulate}"
+        raise RunError(
+            f"train.batch_size {config.train.batch_size} cut into {cut} shows the network one image at a time, of which a norm "
+            "cannot take statistics (one value per channel after the pooling): lower train.accumulate, raise "
+            "train.batch_size, or on several ranks set model.sync=true"
+        )
+
+
 def open_folder(config: Config, ranks: Ranks, steps: list[Step], results: dict[str, Any]) -> RunFolder:
     """The run's folder, locked and checked; what it holds of earlier steps goes into `results`."""
     folder = RunFolder(Path(config.run.folder) / run_name(config))
     if ranks.is_main:
         folder.lock()
-        before = folder.read_results() or {}
+        before = folder.earlier_results() or {}
         weights = identity.weights_of(config, needed=trains_step_0(config, folder, before))
         check_same_config(config, folder, before, weights)
         check_same_classes(folder, before, results["classes"])
@@ -175,7 +188,7 @@ def open_folder(config: Config, ranks: Ranks, steps: list[Step], results: dict[s
             folder.write_config(dump_config(config))
         folder.set_damaged_steps_aside(tqdm.write)
     gather_objects(ranks, None)  # the others wait until the folder is ready
-    earlier = folder.read_results()
+    earlier = folder.earlier_results()
     if earlier:
         check_same_data(config, folder, earlier["data"], results["data"])
         results |= {key: earlier[key] for key in FACTS if key in earlier}
@@ -248,7 +261,16 @@ def check_same_config(
     if not folder.config_file.exists():
         return
     free = FREE_KEYS + (EVALUATION_KEYS if config.train.evaluate_only else ())
-    found = load_config([folder.config_file]).model_dump()
+    try:
+        found = load_config([folder.config_file]).model_dump()
+    except ConfigError as error:
+        if config.run.force:
+            return
+        raise RunError(
+            f"{folder.config_file}: damaged, or of another version of this code:\n  "
+            + "\n  ".join(error.problems)
+            + "\nGive this run a run.name of its own, restore the file or that version, or insist with run.force=true"
+        ) from error
     changed, notes = identity.run_differences(found, before, config, weights, free)
     if changed and not config.run.force:
         raise RunError(

@@ -8,6 +8,7 @@ evaluations/    TensorBoard's events of scores in another setting than the run's
 
 import fcntl
 import json
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -17,6 +18,7 @@ from configs.errors import UserError
 from data.files import write_atomically
 from engine import checkpoint
 
+STEP_FILE = re.compile(r"step_(0|[1-9][0-9]{0,8})\.pt")
 PROGRESS = {"step": int, "iteration": int, "total": int, "seconds": float}  # what progress.json holds
 
 
@@ -41,10 +43,20 @@ class RunFolder:
         """Where TensorBoard finds the curves: those of another evaluation setting are a run of their own."""
         return self.path if evaluation is None else self.path / "evaluations" / evaluation
 
+    def saved_steps(self) -> dict[int, Path]:
+        """The step checkpoints that are there, by number. A step_best.pt of somebody's own is none."""
+        found = (STEP_FILE.fullmatch(path.name) for path in self.path.glob("step_*.pt"))
+        return {int(match[1]): self.path / match[0] for match in found if match}
+
     def lock(self) -> None:
         """Refuse a folder that another live process is writing to."""
-        self.path.mkdir(parents=True, exist_ok=True)
-        self._lock = open(self._lock_file, "w")  # noqa: SIM115 (held for as long as the run lives)
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            self._lock = open(self._lock_file, "w")  # noqa: SIM115 (held for as long as the run lives)
+        except OSError as error:
+            raise RunError(
+                f"{self.path}: no run can write here ({error.strerror}); choose another run.folder or run.name"
+            ) from error
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -70,8 +82,22 @@ class RunFolder:
     def read_results(self) -> dict[str, Any] | None:
         return read_results(self.results_file)
 
+    def earlier_results(self) -> dict[str, Any] | None:
+        """What an earlier start left, if it is something to go on with."""
+        results = self.read_results()
+        if results is None:
+            return None
+        data, steps = results.get("data"), results.get("steps")
+        has_data = isinstance(data, dict) and {"train", "test"} <= data.keys()
+        if not has_data or not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
+            raise RunError(
+                f"{self.results_file}: does not say which data its figures are of (no data or no steps), as train.py does; "
+                "move it away, the figures are computed again"
+            )
+        return results
+
     def write_results(self, results: dict[str, Any]) -> None:
-        write_atomically(self.results_file, (json.dumps(results, indent=1) + "\n").encode())
+        self._write(self.results_file, json.dumps(results, indent=1) + "\n")
 
     def read_progress(self) -> dict[str, Any] | None:
         """What `write_progress` was told last; None if there is no such file, or a damaged one."""
@@ -88,7 +114,16 @@ class RunFolder:
             write_atomically(self.progress_file, (json.dumps(progress) + "\n").encode(), sync=False)
 
     def write_config(self, text: str) -> None:
-        write_atomically(self.config_file, text.encode())
+        self._write(self.config_file, text)
+
+    def _write(self, file: Path, text: str) -> None:
+        try:
+            write_atomically(file, text.encode())
+        except OSError as error:
+            raise RunError(
+                f"{file}: could not be written ({error.strerror}). The one before it and all checkpoints are untouched: "
+                "make room or repair the disk, then start the same command again"
+            ) from error
 
     def lacks(self, step: int) -> RunError:
         """What to raise where the checkpoint of a step is wanted and not there."""
@@ -103,9 +138,7 @@ class RunFolder:
 
     def set_damaged_steps_aside(self, say: Callable[[str], None]) -> None:
         """Training goes on from the newest step checkpoint: if it is damaged, from the one before."""
-        for path in sorted(
-            self.path.glob("step_*.pt"), key=lambda p: int(p.stem.split("_")[1]), reverse=True
-        ):
+        for _, path in sorted(self.saved_steps().items(), reverse=True):
             try:
                 checkpoint.verify(path)
                 return
@@ -119,8 +152,11 @@ def read_results(path: Path) -> dict[str, Any] | None:
     if not path.is_file():
         return None
     try:
-        return json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
+        results = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(results, dict):
+            raise ValueError(f"it holds a {type(results).__name__}")
+    except (OSError, ValueError, RecursionError) as error:
         raise RunError(
             f"{path}: not readable as JSON ({error}); move it away, the figures are computed again"
         ) from error
+    return results

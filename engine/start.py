@@ -85,9 +85,9 @@ def begin(
 
 def read_start(source: Path) -> dict[str, Any]:
     state = checkpoint.load(source)
-    whole = {*identity.MODEL_KEYS, "costs"} <= state.keys()
-    if not whole or type(state["step"]) is not int or state["step"] < 0:
+    if not {*identity.MODEL_KEYS, "costs"} <= state.keys():
         raise checkpoint.CheckpointError(f"{source}: train.start_from wants the step_<i>.pt of a run")
+    checkpoint.check_step(source, state)
     return state
 
 
@@ -99,7 +99,7 @@ def check_has_nothing_else(folder: RunFolder, before: Results, started: dict[str
         own = any(folder.step_checkpoint(i).exists() for i in range(started["step"]))
     else:
         is_same = True
-        own = any(folder.path.glob("step_*.pt")) or folder.resume_checkpoint.exists()
+        own = bool(folder.saved_steps()) or folder.resume_checkpoint.exists()
         own |= bool(before.get("steps"))
     if own or not is_same:
         raise RunError(

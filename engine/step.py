@@ -21,7 +21,7 @@ from engine.probe import Probe, places_of
 from engine.ranks import agree, gather_objects, wrap
 from engine.run import Run
 from engine.run_folder import RunError
-from engine.watch import Watch
+from engine.watch import Watch, not_to_be_saved, stop_all_ranks
 from methods import Descent, Method, Update, Weights, WithObservers, make_method, make_update
 from models.pretrained import load_body_weights
 from models.segmenter import Output, Segmenter, build_segmenter
@@ -220,6 +220,8 @@ def load_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
 
 
 def save_step(run: Run, step: Step, model: Segmenter, method: Method, costs: dict) -> None:
+    learned = {"model": model.state_dict(), "methods": method.handover()}
+    stop_all_ranks(run, not_to_be_saved(run, learned, f"at the end of step {step.index}"))
     if run.ranks.is_main:
         state = checkpoint.step_state(
             model,
@@ -227,7 +229,7 @@ def save_step(run: Run, step: Step, model: Segmenter, method: Method, costs: dic
             step=step.index,
             class_ids=step.seen,
             class_names=run.dataset.class_names,
-            methods=method.handover(),
+            methods=learned["methods"],
             costs=costs,
             config=dump_config(run.config),
             trained=identity.trained_with(

@@ -7,13 +7,14 @@ from typing import Any
 from torch import Tensor
 from torch.utils.data import DataLoader
 
+from configs.errors import UserError
 from data.protocols import Step
 from engine import checkpoint
 from engine.probe import Probe
 from engine.ranks import any_rank
 from engine.run import Run
 from methods import Weights
-from metrics.health import FiniteGuard, NonFiniteLoss
+from metrics.health import FiniteGuard, NonFiniteLoss, NonFiniteWeights, find_not_finite
 from models.segmenter import Segmenter
 from tracking.progress import Progress
 
@@ -62,7 +63,7 @@ class Watch:
             if iteration == self.last or time.monotonic() - self.written >= SECONDS_BETWEEN_WRITES:
                 self._write_progress(iteration)
         if (save or stop) and iteration < self.last:
-            self._stop_if_not_finite()
+            self._stop_if_not_finite(before_saving=iteration)
             self._save(iteration)
             if stop:
                 where = f"step {self.step.index}, iteration {iteration} of {self.last}"
@@ -102,7 +103,18 @@ class Watch:
                 step=self.step.index, iteration=iteration, total=self.last, seconds=self.seconds_spent()
             )
 
-    def _stop_if_not_finite(self) -> None:
+    def _stop_if_not_finite(self, before_saving: int | None = None) -> None:
+        """All ranks or none, for they save together. Before they do, the weights are looked at as well."""
+        error = self._loss_that_is_not_finite()
+        if error is None and before_saving is not None:
+            state = {name: self.parts[name].state_dict() for name in ("model", "optimizer")}
+            state["method"] = self.parts["method"].handover()
+            error = not_to_be_saved(
+                self.run, state, f"after iteration {before_saving} of step {self.step.index}"
+            )
+        stop_all_ranks(self.run, error)
+
+    def _loss_that_is_not_finite(self) -> UserError | None:
         try:
             self.guard.check()
         except NonFiniteLoss as error:
@@ -112,4 +124,23 @@ class Watch:
             names = ", ".join(data.pictures[position].name for _, position in items)
             kept = f"the last good state is kept in {self.run.folder.path}"
             error.args = (f"{error}\n  pictures: {names}\n  {kept}",)
-            raise
+            return error
+        return None
+
+
+def not_to_be_saved(run: Run, state: Mapping[str, Any], when: str) -> NonFiniteWeights | None:
+    """The error if something in the state is not finite. The losses need not show it: they come from before the update."""
+    broken = find_not_finite(state)
+    if broken is None:
+        return None
+    return NonFiniteWeights(
+        f"the weights are not finite {when} ({broken}), and are not saved\n  the last good state is kept in {run.folder.path}"
+    )
+
+
+def stop_all_ranks(run: Run, error: UserError | None) -> None:
+    """Raise if there is an error on any rank: one that stops alone leaves the others waiting for it."""
+    if any_rank(run.ranks, error is not None):
+        raise error or NonFiniteWeights(
+            "another rank has a loss or weights that are not finite, see its message"
+        )

@@ -131,7 +131,7 @@ class Method:
             raise ValueError(f"method {self.name!r} keeps no state, but the checkpoint holds {sorted(state)}")
 
     def handover(self) -> dict[str, dict[str, Any]]:
-        """What a finished step leaves to the next one, by the name of the method it is for."""
+        """What a finished step leaves to the next one, by the name of the method it is for: finite, or nothing is saved."""
         state = self.state_dict()
         return {self.name: state} if state else {}
 

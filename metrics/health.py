@@ -1,6 +1,7 @@
-"""Notice the first non-finite loss without waiting for the device in every iteration."""
+"""Notice the first loss that is not finite without waiting for the device in every iteration, and weights before they are saved."""
 
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -15,6 +16,21 @@ class NonFiniteLoss(UserError, ArithmeticError):
             + ", ".join(f"{k} = {v:g}" for k, v in terms.items())
         )
         self.iteration = iteration
+
+
+class NonFiniteWeights(UserError, ArithmeticError):
+    """The losses of an iteration come from before its update, so that they may be finite where the weights are not."""
+
+
+def find_not_finite(state: Any, name: str = "") -> str | None:
+    """The dotted name of the first tensor in a nested state that holds NaN or infinity; None if there is none."""
+    if isinstance(state, Tensor):
+        return None if state.isfinite().all() else name
+    parts = (
+        state.items() if isinstance(state, Mapping) else enumerate(state) if isinstance(state, list) else ()
+    )
+    found = (find_not_finite(part, f"{name}.{key}" if name else str(key)) for key, part in parts)
+    return next((broken for broken in found if broken is not None), None)
 
 
 class FiniteGuard:

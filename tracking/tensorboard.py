@@ -5,17 +5,35 @@ number of the step (`by_step/miou/old`), where runs of other lengths can be comp
 rather than a second run, so that a run stays one line in TensorBoard's list.
 """
 
-from collections.abc import Mapping, Sequence
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from functools import partial, wraps
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from PIL import Image
+from tqdm import tqdm
 
 from data.palette import palette_image, voc_palette
 from data.protocols import IGNORE_INDEX, Step
 from tracking import drawing
 from tracking.shown import FINAL_METRICS, FIRST_COLUMNS, hyperparameters, layout
+
+
+def while_it_can(method: Callable[..., None]) -> Callable[..., None]:
+    """Curves are not worth a run: on a full disk it goes on without them, until a step opens a new file."""
+
+    @wraps(method)
+    def sturdy(board: "Board", *arguments: Any, **options: Any) -> None:
+        try:
+            method(board, *arguments, **options)
+        except OSError as error:
+            board.give_up(error)
+
+    return sturdy
 
 
 class Board:
@@ -36,6 +54,7 @@ class Board:
         self.is_new = not any(folder.glob("events.*"))
         self.writer: Any = None  # a SummaryWriter: a second to import
 
+    @while_it_can
     def open(self, at: int | None = None) -> None:
         """Start writing, into one file however often it is called.
 
@@ -48,6 +67,7 @@ class Board:
         from torch.utils.tensorboard import SummaryWriter
 
         if self.writer is None:
+            hush_writers()
             self.writer = SummaryWriter(str(self.folder), flush_secs=30)
             if self.is_new:
                 self.writer.add_text("config", "```yaml\n" + self.about + "\n```", 0)
@@ -58,6 +78,7 @@ class Board:
             start = Event(step=at, session_log=SessionLog(status=SessionLog.START))
             self.writer.file_writer.add_event(start)
 
+    @while_it_can
     def scalars(self, values: Mapping[str, float | None], at: int) -> None:
         if self.writer:
             for name, value in values.items():
@@ -75,6 +96,7 @@ class Board:
         self.scalars(values, at)
         self.scalars({f"by_step/{name}": value for name, value in values.items()}, result["step"])
 
+    @while_it_can
     def picture(
         self, number: int, image: np.ndarray, label: np.ndarray, guess: np.ndarray, step: Step, at: int
     ) -> None:
@@ -103,18 +125,21 @@ class Board:
         }
         self._image(f"pictures/{number}", drawing.tiles(shown, legend), at)
 
+    @while_it_can
     def confusion(self, counts: np.ndarray, names: Sequence[str], at: int) -> None:
         """Rows are the truth, normalised: a dark diagonal is a good network."""
         if self.writer:
             self._image("confusion", drawing.confusion(counts, names), at)
             self.writer.add_text("confusion/order", ", ".join(names), at)
 
+    @while_it_can
     def losses(self, curves: drawing.Curves, at: int) -> None:
         """The losses of a step with its phase shaded, which TensorBoard's own charts cannot do."""
         picture = drawing.losses(curves) if self.writer else None
         if picture is not None:
             self._image("losses", picture, at)
 
+    @while_it_can
     def finish(self, config: Mapping[str, Any]) -> None:
         """The row of a finished run in the HParams tab. It takes the last value of each of FINAL_METRICS by itself."""
         if self.writer:
@@ -131,10 +156,21 @@ class Board:
             for summary in (experiment, start, end):
                 self.writer.file_writer.add_summary(summary)
 
+    def give_up(self, error: OSError) -> None:
+        """Say so, and write nothing until `open` is called again. Behind half a record in the file none would be read."""
+        writer, self.writer = self.writer, None
+        why = f"{self.folder}: TensorBoard's files cannot be written ({error})"
+        tqdm.write(f"note: {why}; the run goes on, and its curves in the next step", file=sys.stderr)
+        with suppress(OSError):
+            if writer is not None:
+                writer.close()
+
+    @while_it_can
     def flush(self) -> None:
         if self.writer:
             self.writer.flush()
 
+    @while_it_can
     def close(self) -> None:
         if self.writer:
             self.writer.close()
@@ -142,3 +178,16 @@ class Board:
 
     def _image(self, tag: str, pixels: np.ndarray, at: int) -> None:
         self.writer.add_image(tag, pixels, at, dataformats="HWC")
+
+
+def hush_writers() -> None:
+    """An event file is written by a thread of TensorBoard's, which hands its error over, yet would print a traceback too."""
+    hook = threading.excepthook
+    if getattr(hook, "func", None) is not _hushed:
+        threading.excepthook = partial(_hushed, hook)
+
+
+def _hushed(hook: Callable[[Any], Any], failed: threading.ExceptHookArgs) -> None:
+    is_writer = type(failed.thread).__module__.startswith("tensorboard.")
+    if not (is_writer and issubclass(failed.exc_type, OSError)):
+        hook(failed)
