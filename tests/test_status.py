@@ -140,7 +140,7 @@ def test_broken_and_foreign_folders_are_listed_with_the_reason(done, tmp_path, c
     runs = tmp_path / "runs"
     broken = {
         "half": ("results.json", '{"steps": [', "not readable as JSON"),
-        "list": ("results.json", "[1, 2]", "neither config.yaml nor"),
+        "list": ("results.json", "[1, 2]", "it holds a list"),
         "other": ("config.yaml", "optim: {lrr: 1}", "not what a run writes"),
         "torn": ("config.yaml", "optim: {lr: ", "not what a run writes"),
         "alien": ("results.json", '{"accuracy": 3}', "neither config.yaml nor"),
