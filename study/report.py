@@ -53,8 +53,7 @@ def read_runs(folders: Sequence[Path], base: Path | None = None) -> Collection:
 
 def read_run(path: Path, base: Path | None) -> Run:
     """A run whose figures can be used; RunError for anything that train.py would not have written."""
-    content = read_results(path)
-    results = content if isinstance(content, dict) else {}
+    results = read_results(path) or {}
     lacking = [key for key in WANTED_KEYS if key not in results]
     if lacking:
         raise RunError(f"{path}: holds no {', '.join(lacking)}, so it is not of train.py; move it away")

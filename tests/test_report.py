@@ -556,7 +556,7 @@ def test_pictures_without_the_means_are_refused(runs, tmp_path, capsys):
     [
         (None, "no results.json below"),
         ("{", "not readable as JSON"),
-        ("[]", "holds no config, protocol, steps"),
+        ("[]", "it holds a list"),
         ('{"config": [], "protocol": [[1]], "steps": []}', "not as train.py writes it (AttributeError: "),
     ],
 )
