@@ -199,6 +199,12 @@ def open_folder(config: Config, ranks: Ranks, steps: list[Step], results: dict[s
         figures = figures_by_step(earlier["steps"])
         results["steps"] = [result for index, result in figures.items() if index < missing]
         keep_evaluations(config, ranks, folder, earlier, results, missing)
+        behind = [step.index for step in steps[missing:] if folder.step_checkpoint(step.index).exists()]
+        if behind and ranks.is_main:
+            tqdm.write(
+                f"note: step_{missing}.pt is missing; the models of later steps ({', '.join(map(str, behind))}) were trained "
+                "from it, and not from one that is trained now: delete them to have them trained again"
+            )
         return folder
     if config.train.evaluate_only:  # the figures were moved away; the run's own setting is still known
         results["config"] = load_config([folder.config_file]).model_dump(mode="json")
@@ -218,7 +224,7 @@ def first_step(results: dict[str, Any]) -> int:
 
 
 def first_missing(folder: RunFolder, first: int) -> int:
-    """The first step from `first` on that has no checkpoint: it is trained anew, and so is all that lies behind it."""
+    """The first step from `first` on that has no checkpoint: figures from there on are made again."""
     while folder.step_checkpoint(first).exists():
         first += 1
     return first

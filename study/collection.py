@@ -271,6 +271,11 @@ def recipe_differences(one: Run, other: Run) -> list[str]:
     if is_stable_sgd(one.config) or is_stable_sgd(other.config):
         free += ("train.batch_size",)
     old, new = ({**run.config, "pictures": run.results.get("data", {})} for run in (one, other))
+    if "weights" in one.results and "weights" in other.results:  # the same file may lie elsewhere
+        free += ("model.pretrained",)
+        old["weights"], new["weights"] = (
+            {"sha256": run.results["weights"]["sha256"][:12]} for run in (one, other)
+        )
     return config_differences(old, new, free) + class_differences(one.class_names, other.class_names)
 
 

@@ -16,10 +16,11 @@ from engine.identity import recorded_classes, run_differences, state_digest, wei
 from methods import METHODS, Method
 from models.segmenter import build_segmenter
 from scripts import compare, status
-from study.collection import Run
+from study.collection import Run, recipe_differences
 from study.plan import PRESETS, State, describe, list_jobs, look_at
 from study.report import read_runs
 
+ROOT = Path(train.__file__).parent
 FAST = ("train.epochs=1", "train.epochs_later=1", "run.pictures=0")
 THREE = (*FAST, "data.steps=[[1], [2], [3]]", "train.batch_size=2", "method.name=mib")
 
@@ -266,6 +267,20 @@ def test_the_plan_knows_weights_by_content_and_names_the_key_that_differs(weight
     assert f"(step0_seed1 and {len(runs) - 1} more)" in shown
 
 
+def test_the_report_knows_weights_by_content():
+    results = json.loads((ROOT / "results/quickstart/mib/results.json").read_text())
+
+    def run(file: str, sha256: str) -> Run:
+        model = results["config"]["model"] | {"pretrained": file}
+        facts = {"config": results["config"] | {"model": model}, "weights": {"file": file, "sha256": sha256}}
+        return Run(Path(file), results | facts, file)
+
+    assert recipe_differences(run("a/weights.pth", "1"), run("b/weights.pth", "1")) == []
+    assert recipe_differences(run("weights.pth", "1"), run("weights.pth", "2")) == [
+        "weights.sha256: '1' -> '2'"
+    ]
+
+
 def test_imagenet_stays_imagenet_without_looking_for_its_file():
     config = load_config([], ["model.pretrained=imagenet"])
     assert run_differences(config.model_dump(), {}, config, None) == ([], [])
@@ -353,11 +368,12 @@ def test_figures_of_another_model_beside_the_source_are_not_taken_over(three, tm
     assert [step["step"] for step in results_of(tmp_path / "runs/rest")["steps"]] == [1]
 
 
-def test_what_lies_behind_a_missing_checkpoint_is_scored_again(three, toy_arguments, capsys):
+def test_figures_behind_a_missing_checkpoint_do_not_count(three, toy_arguments, capsys):
     whole, _ = three
     (whole / "step_0.pt").unlink()
-    assert train.main(toy_arguments(*THREE, "train.evaluate_only=true", name="whole")) == 2
-    assert "step_0.pt is missing" in capsys.readouterr().err
+    assert train.main(toy_arguments(*THREE, "train.last_step=0", name="whole")) == 0
+    assert "the models of later steps (1, 2) were trained from it" in capsys.readouterr().out
+    assert [step["step"] for step in results_of(whole)["steps"]] == [0]
 
 
 # ---- the copy of what a run started from ----------------------------------------------------------------------------------
