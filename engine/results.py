@@ -60,6 +60,11 @@ def steps_done(entries: Iterable[dict]) -> int:
     return max(figures_by_step(entries), default=-1) + 1
 
 
+def steps_asked_for(train: Mapping[str, Any], num_steps: int) -> int:
+    """How many steps of its protocol a run is to do: a run is done when it has their figures."""
+    return num_steps if train["last_step"] is None else train["last_step"] + 1
+
+
 def environment(device: torch.device, world: int) -> dict[str, Any]:
     return {
         "python": platform.python_version(),
@@ -68,10 +73,21 @@ def environment(device: torch.device, world: int) -> dict[str, Any]:
         "device": torch.cuda.get_device_name(device)
         if device.type == "cuda"
         else platform.machine() + " CPU",
+        "processor": _processor(),
         "threads": torch.get_num_threads(),
         "world_size": world,
         "commit": _commit(),
     }
+
+
+def _processor() -> str | None:
+    """Its name: what seconds depend on where the kind of the machine does not tell."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or None
 
 
 def _commit() -> str | None:

@@ -19,7 +19,7 @@ from engine import identity
 from engine.optim import iterations_of
 from engine.placement import Placement
 from engine.ranks import Ranks, StopRequest, be_deterministic, gather_objects, main_rank_first
-from engine.results import environment, figures_by_step
+from engine.results import environment, figures_by_step, steps_asked_for
 from engine.run_folder import RunError, RunFolder
 from engine.scores import drop_from, evaluation_name, scores_of
 from engine.start import settle_start
@@ -60,8 +60,7 @@ class Run:
     @property
     def last_step(self) -> int:
         """The last one asked for."""
-        last = self.config.train.last_step
-        return len(self.steps) - 1 if last is None else last
+        return steps_asked_for(self.config.train.model_dump(), len(self.steps)) - 1
 
     @cached_property
     def place(self) -> Placement:

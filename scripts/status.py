@@ -35,7 +35,7 @@ from data import DataError
 from data.protocols import PROTOCOLS
 from engine.checkpoint import previous_path
 from engine.optim import last_iteration_of
-from engine.results import steps_done
+from engine.results import steps_asked_for, steps_done
 from engine.run_folder import RunError, RunFolder
 from engine.terminal import exit_with
 from tracking.tables import format_table, percent
@@ -239,9 +239,9 @@ def look_at(path: Path) -> Run:
     done = max(first, steps_done(figures))
     if not {figure["step"] for figure in figures} >= set(range(first, done)):
         raise RunError("results.json: the figures of a step are missing")
-    data, last = config["data"], config["train"]["last_step"]
+    data = config["data"]
     protocol = data["steps"] or PROTOCOLS[data["dataset"]][data["protocol"]]
-    num_steps = len(protocol) if last is None else last + 1
+    num_steps = steps_asked_for(config["train"], len(protocol))
     held = folder.is_held()
     if done >= num_steps and not held:
         state, place = State.DONE, None

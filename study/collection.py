@@ -15,7 +15,7 @@ from typing import Any
 from configs.schema import FREE_KEYS, config_differences, with_defaults
 from data.protocols import BACKGROUND, Step, steps_from_lists
 from engine.identity import class_differences
-from engine.results import figures_by_step, steps_done
+from engine.results import figures_by_step, steps_asked_for, steps_done
 from metrics import continual
 from study.paper import Setting, is_stable_sgd, plain_name, setting_of
 
@@ -33,7 +33,7 @@ AXES_OF_JOINT = (
     "optim.lr_later",
     "train.epochs_later",
 )
-MACHINE = ("device", "threads", "world_size", "torch")
+MACHINE = ("device", "processor", "threads", "world_size", "torch")
 SMALLEST_TEST = 3  # seeds
 FLATNESS_FILE = "flatness.json"  # beside results.json
 FLATNESS: dict[str | int, Callable[[Mapping[str, Any]], float | None]] = {
@@ -53,6 +53,7 @@ class Run:
     folder: Path
     results: Mapping[str, Any]
     place: str
+    evaluation: str | None = None  # the name of the setting it was scored in, where that is not its own
 
     @cached_property
     def config(self) -> Mapping[str, Any]:
@@ -73,11 +74,20 @@ class Run:
 
     @property
     def is_finished(self) -> bool:
+        """Whether it has the whole protocol behind it, as tables want it."""
         return steps_done(self.results["steps"]) == len(self.steps)
+
+    @property
+    def is_cut(self) -> bool:
+        """Whether it is done, but was asked for the first steps only: by train.last_step."""
+        asked = steps_asked_for(self.config["train"], len(self.steps))
+        return not self.is_finished and steps_done(self.results["steps"]) >= asked
 
     @cached_property
     def class_names(self) -> dict[int, str]:
-        return dict(zip(self.steps[-1].seen, self.results["steps"][-1]["classes"], strict=True))
+        """By class id, of the classes seen so far."""
+        figures = self.results["steps"]
+        return dict(zip(self.steps[steps_done(figures) - 1].seen, figures[-1]["classes"], strict=True))
 
     @cached_property
     def history(self) -> list[continual.IoU]:
@@ -169,6 +179,7 @@ class Collection:
     repeated: list[tuple[Run, Run]] = field(
         default_factory=list
     )  # left out, and the run that was there before
+    evaluations: dict[str, "Collection"] = field(default_factory=dict)  # its runs in other settings, by name
 
     @property
     def steps(self) -> list[Step]:
@@ -260,7 +271,22 @@ def collect(runs: Sequence[Run]) -> Collection | None:
             collection.repeated.append((run, seeds[run.seed]))
         else:
             seeds[run.seed] = run
+    for view in (view for run in collection.runs for view in scored_otherwise(run)):
+        others = collection.evaluations.setdefault(str(view.evaluation), Collection(collection.reference))
+        others.cells.setdefault(view.setting, {})[view.seed] = view
     return collection
+
+
+def scored_otherwise(run: Run) -> list[Run]:
+    """The run as it was scored in each other evaluation setting."""
+    views = []
+    for name, other in run.results.get("evaluations", {}).items():
+        settings = {key.removeprefix("data."): value for key, value in other["settings"].items()}
+        config = {**run.config, "data": run.config["data"] | settings}
+        results = {**run.results, "config": config, "steps": other["steps"], "evaluations": {}}
+        if other["steps"]:
+            views.append(Run(run.folder, results, f"{run.place} [{name}]", name))
+    return views
 
 
 def recipe_differences(one: Run, other: Run) -> list[str]:
@@ -280,12 +306,12 @@ def recipe_differences(one: Run, other: Run) -> list[str]:
 
 
 def machine_differences(runs: Sequence[Run]) -> list[str]:
-    """In what matters for seconds: "threads: 1, 2"."""
+    """In what matters for seconds: "threads: 1, 2". What an older run does not tell is no difference."""
     found: dict[str, set[str]] = {}
     for run in runs:
         environment = run.results.get("environment", {})
         for key in MACHINE:
-            found.setdefault(key, set()).add(str(environment.get(key)))
+            found.setdefault(key, set()).update({str(environment[key])} if key in environment else ())
         for key in SPEED_KEYS:
             section, name = key.split(".")
             found.setdefault(key, set()).add(str(run.config[section].get(name)))

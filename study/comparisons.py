@@ -37,6 +37,7 @@ from study.paper import Setting
 from study.settings import (
     ablations,
     altersgd,
+    beside_paper,
     consolidate,
     found,
     groups,
@@ -121,9 +122,11 @@ def differences_table(runs: Collection, control: Setting, others: Sequence[Setti
         rows.append(row)
     header = ["setting", "shared seeds", *["difference", "p"] * 3]
     spans = [("", 2), *((group, 2) for group in groups(runs))]
-    if control_name == "MiB":
-        header, spans = [*header, *paper.GROUPS], [*spans, (paper_header(runs), 3)]
-    return Table(f"Difference to {control_name}, in points of mIoU", header, rows, spans)
+    title = f"Difference to {control_name}, in points of mIoU"
+    if control_name != "MiB":
+        return Table(title, header, rows, spans)
+    header, spans = [*header, *paper.GROUPS], [*spans, (paper_header(runs), 3)]
+    return beside_paper(runs, Table(title, header, rows, spans))
 
 
 def _differences(pairs: Iterable[Difference]) -> list[str]:
@@ -156,7 +159,34 @@ def table_forgetting(runs: Collection) -> Section:
     return Section("forgetting", "Forgetting", [table], notes)
 
 
+def table_evaluations(runs: Collection) -> Section:
+    """Scores in other settings than the one that the runs have in common, each beside the same seeds in that one."""
+    rows: list[list[str]] = []
+    rules: list[int] = []
+    unfit = []
+    for evaluation, scored in runs.evaluations.items():
+        unfit += [run.place for run in scored.runs if not run.is_finished]
+        for setting, seeds_of in scored.cells.items():
+            whole = {seed: run for seed, run in seeds_of.items() if run.is_finished}
+            own = {seed: runs.cells[setting][seed] for seed in whole}
+            rules += [len(rows)] if whole else []
+            for title, cells in {"as trained": own, evaluation: whole}.items() if whole else ():
+                part = replace(runs, cells={setting: cells})
+                figures = [*means(part, setting), cell(part, setting, "forgetting")]
+                rows.append([name(runs, setting), title, *figures])
+    header = ["setting", "evaluation", "seeds", *groups(runs), "forgetting"]
+    table = Table(
+        "mIoU in percent of the same models, scored in other settings", header, rows, rules=rules[1:]
+    )
+    notes = [f"Left out, for the last step was not scored: {', '.join(unfit)}."] if unfit else []
+    return Section("evaluations", "Other evaluation settings", [table] if rows else [], notes)
+
+
 def table_costs(runs: Collection) -> Section:
+    """Seconds, if all runs were made alike: else they mean nothing and are left out."""
+    unlike = machine_differences(runs.runs)
+    if unlike:
+        return Section("costs", "Costs", [], [f"Seconds are left out: made under {'; '.join(unlike)}."])
     control = runs.values(mib(runs), "seconds")
     rows = []
     for setting in (s for s in found(runs) if s.method != "joint"):
@@ -166,9 +196,8 @@ def table_costs(runs: Collection) -> Section:
             [*row, ratio(runs, setting, mib(runs), "seconds"), str(len(ours.keys() & control.keys()))]
         )
     notes = ["Training alone, without scoring; the ratio is the mean over the seeds that both have."]
-    unlike = machine_differences(runs.runs)
-    if unlike:
-        notes.append(f"Not made alike, so seconds cannot be compared: {'; '.join(unlike)}.")
+    if any("processor" not in run.results.get("environment", {}) for run in runs.runs):
+        notes.append("Older runs do not tell their processor: seconds compare only if it was the same.")
     header = ["setting", "seeds", "seconds", "ratio to MiB", "shared seeds"]
     table = Table("Seconds of training in the steps after step 0", header, rows)
     return Section("costs", "Costs", [table], notes)

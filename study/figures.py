@@ -142,7 +142,7 @@ def p_figure(runs: Collection) -> Figure:
     ours = {float(p): _spreads(same, setting) for p, setting in settings.items()}
     theirs = {
         float(p): [0.0 if isinstance(value, str) else value for value in values]  # ALMOST_ZERO
-        for p, values in paper.FIGURE_P.items()
+        for p, values in (paper.FIGURE_P.items() if _with_paper(runs) else ())
     }
     figure, axis = pyplot.subplots(figsize=(6.8, 3.6), layout="constrained")
     for number, colour in enumerate(GROUP_COLOURS):
@@ -162,11 +162,11 @@ def lambda_figure(runs: Collection) -> Figure:
     for number, axis in enumerate(axes):
         for label in ("MiB", "AlterSGD"):
             ours = {x: _spreads(same, pair[label]) for x, pair in settings.items() if x > 0}
-            theirs = {x: means[label] for x, means in paper.TABLE_3.items()}
+            theirs = {x: means[label] for x, means in paper.TABLE_3.items()} if _with_paper(runs) else {}
             look: dict[str, Any] = {"color": COLOURS[label], "marker": MARKERS[label], "markersize": 5}
             _curves(axis, ours, theirs, number, (f"{label}, ours", f"{label}, paper"), **look)
         group, papers = groups(runs)[number], paper.GROUPS[number]
-        title = group if group == papers else f"{group} (paper: {papers})"
+        title = f"{group} (paper: {papers})" if group != papers and _with_paper(runs) else group
         axis.set(xscale="log", xlabel="λ", ylim=(0, None), title=title)
         axis.set_xticks(paper.LAMBDAS, paper.LAMBDAS)
         axis.set_xticks([], minor=True)
@@ -197,7 +197,10 @@ def readings_figure(runs: Collection) -> Figure | None:
         points = {float(p): values[number] for p, values in paper.FIGURE_P.items()}
         printed = {p: 0.0 if isinstance(v, str) else v for p, v in points.items() if v is not None}
         look = {"color": "black", "marker": "*", "markersize": 9, "markerfacecolor": "white"}
-        axis.plot(list(printed), list(printed.values()), linestyle="none", label=paper_header(runs), **look)
+        if _with_paper(runs):
+            axis.plot(
+                list(printed), list(printed.values()), linestyle="none", label=paper_header(runs), **look
+            )
         axis.set(xlabel="p", ylim=(-1, None), title=groups(runs)[number])
     axes[0].set_ylabel("mIoU, %")
     figure.legend(*axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=6)
@@ -229,6 +232,10 @@ def _methods(runs: Collection) -> dict[str, Setting]:
     return {name(runs, setting): setting for setting in order if setting in runs.cells}
 
 
+def _with_paper(runs: Collection) -> bool:
+    return paper.is_of_its_data(runs.reference.config)
+
+
 def _spreads(runs: Collection, setting: Setting) -> list[Spread]:
     return [spread(runs.values(setting, key).values()) for key in KEYS]
 
@@ -249,7 +256,8 @@ def _curves(
     axis.errorbar(list(known), means, yerr=bars, fmt="none", ecolor=look["color"], capsize=2.5)
     printed = {x: values[number] for x, values in theirs.items() if values[number] is not None}
     hollow = {"markerfacecolor": "white", "linestyle": papers_line}
-    axis.plot(list(printed), list(printed.values()), label=labels[1], **look, **hollow)
+    if printed:
+        axis.plot(list(printed), list(printed.values()), label=labels[1], **look, **hollow)
 
 
 def _svg(figure: Figure) -> bytes:

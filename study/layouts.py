@@ -59,7 +59,7 @@ def markdown(report: Report) -> str:
     parts = ["# Results", *(markdown_text(fact) for fact in report.facts)]
     parts += [f"> **Warning.** {markdown_text(warning)}" for warning in report.warnings]
     for section in report.sections:
-        if not section.tables:  # pictures, which the page alone shows
+        if not section.tables and not section.notes:  # pictures, which the page alone shows
             continue
         parts += [f"## {markdown_text(section.title)}", markdown_section(section)]
         parts += [f"![{markdown_text(i.caption)}](figures/{i.name}.svg)" for i in section.images]

@@ -101,6 +101,7 @@ OPEN: dict[str, tuple[Any, ...]] = {
     "from_step": (1, 0),
 }
 CHOICES = READING | OPEN
+RADIUS = 0.01  # the default of update.radius, which names leave out
 
 # Row -> method.name and published lambda; the Joint row is fine-tuning on all classes at once.
 METHODS = {
@@ -145,7 +146,8 @@ def _beside(config: Mapping[str, Any]) -> tuple[str, ...]:
     if update["name"] == "sam":
         names.append(f"SAM {update['rho']:g}")
     if update["name"] == "gradient_penalty":
-        names.append(f"gradient penalty {update['penalty']:g}")
+        radius = f", radius {update['radius']:g}" if update["radius"] != RADIUS else ""
+        names.append(f"gradient penalty {update['penalty']:g}{radius}")
     if update["name"] != "plain" and update["from_step"] != 1:
         names[-1] += f" from step {update['from_step']}"
     if config["method"]["entropy"]:
@@ -281,6 +283,18 @@ def is_papers(config: Mapping[str, Any]) -> bool:
     return all(
         config[section][key] == value for section, keys in SETTING.items() for key, value in keys.items()
     )
+
+
+def is_of_its_data(config: Mapping[str, Any]) -> bool:
+    """Whether the paper's figures may stand beside those of a run: VOC 15-1 disjoint, or all its classes at once.
+
+    By the config: the embedded data are in VOC's place, classes and protocol included, and the title above the paper's
+    figures says on what they were made. Other protocols and data sets of a user's own share no class group with them.
+    """
+    data = config["data"]
+    setting = data["dataset"], data["protocol"], data["mode"]
+    papers = tuple(SETTING["data"].values())
+    return setting == papers or (data["dataset"] == papers[0] and _is_offline(config))
 
 
 def _is_offline(config: Mapping[str, Any]) -> bool:

@@ -25,7 +25,7 @@ from data.protocols import PROTOCOLS, configured_steps
 from engine.arguments import read_config
 from engine.identity import run_differences, weights_of
 from engine.optim import epochs_of
-from engine.results import steps_done
+from engine.results import steps_asked_for, steps_done
 from engine.run_folder import RunError, RunFolder
 from methods import UPDATES
 from study.experiments import Job, experiments_of, jobs_of, planned_keys
@@ -135,10 +135,10 @@ class Run:
     @property
     def _own_steps(self) -> range:
         """Those it does not get from another run."""
-        data, last = self.config.data, self.config.train.last_step
-        if last is None:
-            last = len(data.steps or PROTOCOLS[data.dataset][data.protocol or ""]) - 1
-        return range(0 if self.job.needs is None else 1, last + 1)
+        data = self.config.data
+        protocol = data.steps or PROTOCOLS[data.dataset][data.protocol or ""]
+        asked = steps_asked_for(self.config.train.model_dump(), len(protocol))
+        return range(0 if self.job.needs is None else 1, asked)
 
     def passes(self, first: int = 0) -> int:
         """Epochs x pictures x gradient evaluations per update, of its own steps from the `first` on."""

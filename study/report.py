@@ -13,7 +13,7 @@ from engine.results import steps_done
 from engine.run_folder import RunError, read_results
 from study import layouts
 from study.cells import name
-from study.collection import Collection, Run, collect, share_step_0
+from study.collection import Collection, Run, collect, scored_otherwise, share_step_0
 from study.layouts import Report, Section
 from study.settings import found
 from study.tables import SECTIONS
@@ -43,10 +43,13 @@ def read_runs(folders: Sequence[Path], base: Path | None = None) -> Collection:
     places = ", ".join(map(str, folders))
     if not files:
         raise RunError(f"{places}: no results.json below; train.py writes one into <run.folder>/<run.name>")
-    collection = collect([read_run(path, base) for path in files.values()])
+    runs = [read_run(path, base) for path in files.values()]
+    collection = collect(runs)
     if collection is None:
+        cut = sum(run.is_cut for run in runs)
+        so_far = f" ({cut} as far as train.last_step asks: without it they go on)" if cut else ""
         raise RunError(
-            f"{places}: none of {len(files)} runs is finished; the command that started one goes on with it"
+            f"{places}: none of {len(files)} runs is finished{so_far}; the command that started one goes on with it"
         )
     return collection
 
@@ -60,7 +63,13 @@ def read_run(path: Path, base: Path | None) -> Run:
     place = str(path.parent) if base is None else os.path.relpath(path.parent, base)
     run = Run(path.parent, results, place)
     try:
-        _ = run.setting, run.seed, run.steps, run.is_finished and (run.class_names, run.history)
+        for view in (run, *scored_otherwise(run)):
+            _ = (
+                view.setting,
+                view.seed,
+                view.steps,
+                view.results["steps"] and (view.class_names, view.history),
+            )
     except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
         raise RunError(
             f"{path}: not as train.py writes it ({type(error).__name__}: {error}); score the run again or move it away"
@@ -73,7 +82,8 @@ def read_run(path: Path, base: Path | None) -> Run:
 
 def assemble(runs: Collection, tables: Iterable[str], pictures: int = 0, with_figures: bool = True) -> Report:
     """The report with the tables of these names, and so many test images with what the networks see in them."""
-    sections = [SECTIONS[table](runs) for table in tables]
+    made = [SECTIONS[table](runs) for table in tables]
+    sections = [section for section in made if section.tables or section.notes]  # what there is something of
     if with_figures:
         from study import figures  # matplotlib takes a second to import
 
@@ -85,7 +95,8 @@ def assemble(runs: Collection, tables: Iterable[str], pictures: int = 0, with_fi
         )
     lists = {
         "Missing": missing(sections),
-        "Unfinished": [unfinished_line(run) for run in runs.unfinished],
+        "Unfinished": [unfinished_line(run) for run in runs.unfinished if not run.is_cut],
+        "Done as far as asked": [unfinished_line(run) for run in runs.unfinished if run.is_cut],
         "Runs": [
             f"{run.place}: {name(runs, setting)}, seed {seed}"
             for setting in found(runs)
@@ -146,9 +157,9 @@ def missing(sections: Iterable[Section]) -> list[str]:
 
 def unfinished_line(run: Run) -> str:
     """How far a run is that no table counts."""
-    done, last = steps_done(run.results["steps"]), run.config["train"]["last_step"]
-    why = f", all that train.last_step={last} asks for" if last is not None and done > last else ""
-    return f"{run.place}: {done} of {len(run.steps)} steps{why}"
+    last = run.config["train"]["last_step"]
+    why = f", all that train.last_step={last} asks for" if run.is_cut else ""
+    return f"{run.place}: {steps_done(run.results['steps'])} of {len(run.steps)} steps{why}"
 
 
 def write(report: Report, folder: Path, formats: Iterable[str]) -> list[Path]:

@@ -13,7 +13,7 @@ from study.collection import Collection, spread
 from study.layouts import EMPTY, Section, Table
 from study.paper import Setting
 from study.readings import CONTROLLED_P, CORNERS, PUBLISHED_P, READINGS, SIXTHS, Reading
-from study.settings import mib
+from study.settings import beside_paper, mib
 
 COLLAPSED, KEPT, NEW_GONE = 5.0, -2.0, 2.0  # points of mIoU, of the criteria
 MIB = Fraction(1)  # the share p at which nothing alternates
@@ -335,10 +335,10 @@ def section(
 ) -> Section:
     tables = [
         scoreboard(runs),
-        table_over_p(runs, groups, papers),
+        beside_paper(runs, table_over_p(runs, groups, papers)),
         table_controls(runs, groups),
         table_of_controls(runs, groups),
-        table_over_lambda(runs, groups, papers),
+        beside_paper(runs, table_over_lambda(runs, groups, papers)),
         *table_curvature(runs),
     ]
     ours = [

@@ -1,11 +1,13 @@
 """Which settings the tables and figures of a report want, by what ran, and what of them is missing."""
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 from metrics.continual import group_names
 from study import paper
 from study.collection import Collection
+from study.layouts import Table
 from study.paper import Setting
 
 # Each choice that the paper leaves open alone, and what its theorem supposes. Step 0 stays shared, as in the paper.
@@ -24,6 +26,15 @@ def groups(runs: Collection) -> list[str]:
 def paper_header(runs: Collection) -> str:
     """The title above the paper's numbers, which says so where its recipe was another."""
     return "paper" if paper.is_papers(runs.reference.config) else f"paper ({paper.SETTING_IN_WORDS})"
+
+
+def beside_paper(runs: Collection, table: Table) -> Table:
+    """The table; without its last group of columns, the paper's, where these would stand beside figures of other data."""
+    if paper.is_of_its_data(runs.reference.config):
+        return table
+    width = table.groups[-1][1]
+    rows = [row[:-width] for row in table.rows]
+    return replace(table, header=table.header[:-width], rows=rows, groups=table.groups[:-1])
 
 
 def mib(runs: Collection, strength: float | None = None) -> Setting:

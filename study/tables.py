@@ -11,7 +11,17 @@ from study import comparisons, paper
 from study.cells import KEYS, cell, means, number, seeds
 from study.collection import Collection
 from study.layouts import EMPTY, Section, Table
-from study.settings import grid, groups, left_out, missing, over_lambda, pair_of, paper_header, shares
+from study.settings import (
+    beside_paper,
+    grid,
+    groups,
+    left_out,
+    missing,
+    over_lambda,
+    pair_of,
+    paper_header,
+    shares,
+)
 
 CLASSES_IN_A_TABLE = 15
 CONTRADICTION = (
@@ -30,13 +40,16 @@ def table_1(runs: Collection) -> Section:
         [("", 1), ("ours", 4), (paper_header(runs), 3)],
         rules=_rules(rows),
     )
-    notes = ["Means over foreground classes; mean ± standard deviation over seeds.", CONTRADICTION]
+    notes = ["Means over foreground classes; mean ± standard deviation over seeds."]
+    notes += [CONTRADICTION] if paper.is_of_its_data(runs.reference.config) else []
+    table = beside_paper(runs, table)
     return Section("table1", "Table 1: the methods", [table], notes, missing(runs, rows))
 
 
 def table_2(runs: Collection) -> Section:
     rows = paper.rows(runs.protocol)
     names = runs.reference.class_names
+    with_paper = paper.is_of_its_data(runs.reference.config)
     old = [c for c in runs.steps[0].new if c != BACKGROUND]
     new = [c for c in runs.steps[-1].seen if c != BACKGROUND and c not in old]
     tables = []
@@ -46,7 +59,7 @@ def table_2(runs: Collection) -> Section:
         for method, setting in rows.items():
             rules.append(len(lines))
             lines.append([method, seeds(runs, setting), *(cell(runs, setting, c) for c in classes)])
-            if all(names[c] in paper.CLASSES for c in classes):
+            if with_paper and all(names[c] in paper.CLASSES for c in classes):
                 theirs = dict(zip(paper.CLASSES, paper.PER_CLASS[method], strict=True))
                 lines.append(
                     [f"{method}, {paper_header(runs)}", "", *(number(theirs[names[c]]) for c in classes)]
@@ -82,7 +95,7 @@ def table_3(runs: Collection) -> Section:
         [("", 1), ("ours", 6), (paper_header(runs), 6)],
     )
     notes = [SEEDS_IN_BRACKETS, *left_out(runs, same, wanted.values())]
-    return Section("table3", "Table 3: λ", [table], notes, missing(runs, wanted))
+    return Section("table3", "Table 3: λ", [beside_paper(runs, table)], notes, missing(runs, wanted))
 
 
 def table_4(runs: Collection) -> Section:
@@ -103,7 +116,7 @@ def table_4(runs: Collection) -> Section:
         theirs = paper_header(runs) if group == paper_group else f"{paper_header(runs)}, {paper_group}"
         title = f"mIoU in percent of {group} for λ_a in descents and λ_b in ascents"
         spans = [("", 1), ("ours", len(values)), (theirs, len(paper.LAMBDAS))]
-        tables.append(Table(title, ["λ_b", *columns], rows, spans))
+        tables.append(beside_paper(runs, Table(title, ["λ_b", *columns], rows, spans)))
     notes = [SEEDS_IN_BRACKETS, *left_out(runs, same, wanted.values())]
     return Section("table4", "Table 4: λ_a and λ_b", tables, notes, missing(runs, wanted))
 
@@ -121,12 +134,13 @@ def table_p(runs: Collection) -> Section:
         rows,
         [("", 1), ("ours", 4), (paper_header(runs), 3)],
     )
+    known = " The paper's text gives but some points of its figure."
     notes = [
-        "At p = 30/30 nothing alternates: MiB. The paper's text gives but some points of its figure.",
+        "At p = 30/30 nothing alternates: MiB." + known * paper.is_of_its_data(runs.reference.config),
         *left_out(runs, same, settings.values()),
     ]
     wanted = {f"p {paper.show_p(p)}": setting for p, setting in settings.items()}
-    return Section("figure-p", "Figure over p", [table], notes, missing(runs, wanted))
+    return Section("figure-p", "Figure over p", [beside_paper(runs, table)], notes, missing(runs, wanted))
 
 
 def _paper_grid(group: str, lambda_b: float) -> list[str]:
@@ -154,5 +168,6 @@ SECTIONS: dict[str, Callable[[Collection], Section]] = {
     "differences": comparisons.table_differences,
     "neighbours": comparisons.table_neighbours,
     "forgetting": comparisons.table_forgetting,
+    "evaluations": comparisons.table_evaluations,
     "costs": comparisons.table_costs,
 }

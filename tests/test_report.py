@@ -5,6 +5,7 @@ import copy
 import html.parser
 import json
 import re
+import shutil
 import xml.etree.ElementTree as xml
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from configs.schema import load_config
 from data.protocols import protocol_steps, steps_from_lists
 from engine.results import step_result
 from scripts import report
-from study import layouts, paper
+from study import figures, layouts, paper
 from study.collection import paired, spread
 from study.report import describe, read_runs
 from study.tables import SECTIONS
@@ -292,12 +293,22 @@ def test_forgetting_and_costs(runs, tmp_path):
     ratio = seconds["altersgd"] / seconds["mib"]
     assert row(table, "AlterSGD")["ratio to MiB"] == f"{ratio.mean():.2f} ± {ratio.std(ddof=1):.2f}"
     assert "Joint" not in [r[0] for r in table.rows]  # has no later steps
-    assert len(costs.notes) == 1
-    write_run(tmp_path, "one")
-    other = write_run(tmp_path, "two", seed=2)
-    other["environment"]["threads"] = 8
-    (tmp_path / "two/results.json").write_text(json.dumps(other))
-    assert "cannot be compared: threads: 2, 8" in section(tmp_path, "costs").notes[1]
+    assert len(costs.notes) == 2 and "do not tell their processor" in costs.notes[1]
+
+
+@pytest.mark.parametrize(("key", "value"), [("threads", 8), ("processor", "another one")])
+def test_seconds_of_runs_that_were_not_made_alike_are_left_out(key, value, tmp_path):
+    for name, seed, here in (("one", 1, {}), ("two", 2, {key: value})):
+        results = write_run(tmp_path / "runs", name, seed=seed)
+        results["environment"] |= {"processor": "some"} | here
+        (tmp_path / "runs" / name / "results.json").write_text(json.dumps(results))
+    costs = section(tmp_path / "runs", "costs")
+    assert not costs.tables and costs.notes[0].startswith(f"Seconds are left out: made under {key}: ")
+    asked = ["--tables", "costs", "--formats", "markdown", "html"]
+    assert report.main([str(tmp_path / "runs"), "--out", str(tmp_path / "out"), *asked]) == 0
+    for name in ("report.md", "report.html"):
+        text = (tmp_path / "out" / name).read_text(encoding="utf-8")
+        assert "Seconds are left out" in text and "ratio to MiB" not in text
 
 
 def test_the_class_that_takes_the_background_is_named(tmp_path):
@@ -370,25 +381,113 @@ def test_other_pictures_are_another_recipe_and_a_repeated_seed_is_not_averaged(t
     )
 
 
-def test_other_protocols_keep_their_group_names_and_name_the_papers_setting(tmp_path):
-    classes = ("background", *(f"c{i}" for i in range(1, 6)))
-    keys = {
-        "names": classes,
-        "steps": [[1, 2, 3], [4], [5]],
-        "data__dataset": "folder",
-        "data__protocol": None,
-    }
-    keys |= {"data__steps": [[1, 2, 3], [4], [5]], "method__strength": 10.0}
-    write_run(tmp_path, "mib", **keys)
-    write_run(tmp_path, "altersgd", phase="altersgd", **keys)
+OWN_STEPS = [[1, 2, 3], [4], [5]]
+OWN_DATA = {
+    "names": ("background", *(f"c{i}" for i in range(1, 6))),
+    "steps": OWN_STEPS,
+    "data__dataset": "folder",
+    "data__protocol": None,
+    "data__steps": OWN_STEPS,
+    "method__strength": 10.0,
+}
+
+
+def test_other_protocols_keep_their_group_names(tmp_path):
+    write_run(tmp_path, "mib", **OWN_DATA)
+    write_run(tmp_path, "altersgd", phase="altersgd", **OWN_DATA)
     header = layouts._flat_header(section(tmp_path, "table1").tables[0])
     assert header[2:5] == ["ours: 1-3", "ours: 4-5", "ours: all"]
-    assert header[5] == "paper (VOC, ResNet-101): 1-15"
     assert row(section(tmp_path, "table1").tables[0], "AlterSGD")["ours: seeds"] == "1"
-    assert [r[0] for r in section(tmp_path, "table2").tables[0].rows] == list(
-        paper.MEANS
-    )  # no paper's classes
-    assert report.main([str(tmp_path), "--out", str(tmp_path / "out"), "--tables", "table3"]) == 0
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        OWN_DATA,
+        {"data__mode": "overlapped"},
+        {"data__protocol": "10-1", "method__strength": 10.0},
+    ],
+    ids=["own data", "overlapped", "10-1"],
+)
+def test_the_papers_figures_do_not_stand_beside_other_data(keys, tmp_path, monkeypatch):
+    drawn = []
+    monkeypatch.setattr(figures, "_svg", lambda figure: drawn.append(figure) or b"")
+    write_run(tmp_path, "mib", **keys)
+    write_run(tmp_path, "altersgd", phase="altersgd", **keys)
+    write_run(tmp_path, "by epoch", phase="altersgd", phase__every="epoch", phase__p=27 / 30, **keys)
+    collected = read_runs([tmp_path])
+    for name, make in SECTIONS.items():
+        for table in make(collected).tables:
+            assert not [
+                column for column in layouts._flat_header(table) if "paper" in column and name != "readings"
+            ]
+            assert not [group for group, _ in table.groups if group.startswith("paper")]
+            assert sum(width for _, width in table.groups) in (0, len(table.header))
+            assert {len(cells) for cells in table.rows} <= {len(table.header)}
+            assert not [cells[0] for cells in table.rows if "paper" in cells[0]]
+        figures.images(name, collected)
+    legends = [text.get_text() for f in drawn for box in f.legends for text in box.get_texts()]
+    legends += [
+        t.get_text() for f in drawn for a in f.axes if a.get_legend() for t in a.get_legend().get_texts()
+    ]
+    assert legends and not [text for text in legends if "paper" in text]
+
+
+def test_the_papers_figures_say_that_they_are_of_voc_where_the_recipe_is_another(tmp_path):
+    write_run(tmp_path, "mib", model__body="resnet_tiny")  # as with the embedded data, in the place of VOC
+    header = layouts._flat_header(section(tmp_path, "table1").tables[0])
+    assert header[5] == "paper (VOC, ResNet-101): 1-15"
+
+
+def test_a_run_cut_by_last_step_is_done_and_not_unfinished(runs, tmp_path, capsys):
+    asked = ["--tables", "table1", "--formats", "markdown"]
+    assert report.main([str(runs[0]), "--out", str(tmp_path), *asked]) == 0
+    assert "unfinished: 1, done as far as asked: 1" in capsys.readouterr().err
+    text = (tmp_path / "report.md").read_text(encoding="utf-8")
+    unfinished, done = text.split("## Unfinished")[1].split("## Done as far as asked")
+    assert "still going: 3 of 6 steps" in unfinished and "step 0" not in unfinished
+    assert "step 0: 1 of 6 steps, all that train.last_step=0 asks for" in done.split("## ")[0]
+    write_run(tmp_path / "cut", "run", num_steps=1, train__last_step=0)
+    assert report.main([str(tmp_path / "cut"), "--out", str(tmp_path / "out")]) == 2
+    assert "(1 as far as train.last_step asks: without it they go on)" in capsys.readouterr().err
+
+
+def test_seeds_that_differ_in_more_than_the_seed_are_not_averaged(tmp_path):
+    penalty = {"update__name": "gradient_penalty"}
+    for name, seed, radius in (("a", 1, 0.01), ("b", 2, 0.01), ("wide", 3, 0.1)):
+        write_run(tmp_path, name, seed=seed, update__radius=radius, **penalty)
+    found = {row[0]: row[1] for row in section(tmp_path, "forgetting").tables[0].rows}
+    assert found == {
+        "MiB + gradient penalty 0.01": "2",
+        "MiB + gradient penalty 0.01, radius 0.1": "1",
+    }
+    assert BASE["update"]["radius"] == paper.RADIUS
+
+
+def test_scores_in_another_setting_have_a_table_of_their_own(tmp_path):
+    own, flipped = [], []
+    for seed in (1, 2, 3):
+        results = write_run(tmp_path, f"mib{seed}", seed=seed)
+        own.append(results)
+        if seed < 3:
+            other = write_run(tmp_path / "made", f"{seed}", seed=seed, level=0.6)
+            flipped.append(other)
+            scores = (
+                other["steps"] if seed == 1 else other["steps"][-1:]
+            )  # one was scored after the last step only
+            settings = {"data.evaluate": "full", "data.evaluate_flip": True}
+            results["evaluations"] = {"full_flip": {"settings": settings, "steps": scores}}
+        else:
+            results["evaluations"] = {"full_flip": {"settings": settings, "steps": own[0]["steps"][:2]}}
+        (tmp_path / f"mib{seed}/results.json").write_text(json.dumps(results))
+    shutil.rmtree(tmp_path / "made")
+    assert row(section(tmp_path, "table1").tables[0], "MiB")["ours: all"] == shown(last(own, "all"))
+    found = section(tmp_path, "evaluations")
+    as_trained, other = found.tables[0].rows
+    assert as_trained[:3] == ["MiB", "as trained", "2"] and other[:3] == ["MiB", "full_flip", "2"]
+    assert as_trained[5] == shown(last(own[:2], "all")) and other[5] == shown(last(flipped, "all"))
+    assert found.notes == [f"Left out, for the last step was not scored: {tmp_path / 'mib3'} [full_flip]."]
+    assert not read_runs([tmp_path]).foreign
 
 
 def test_one_step_0_for_all_seeds_is_said(tmp_path):

@@ -21,6 +21,8 @@ from engine.arguments import read_config
 from scripts import compare
 from scripts.__main__ import COMMANDS, FOR_MAINTAINERS
 from scripts.__main__ import main as list_commands
+from study.beside import unique_names
+from study.collection import Run
 from tracking import plotting
 
 ROOT = Path(train.__file__).parent
@@ -320,8 +322,10 @@ def test_compare_draws_steps_as_whole_numbers(num_steps, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(plotting, "save", lambda figure, *_, **__: drawn.append(figure))
     monkeypatch.setattr(compare, "example_panels", lambda *_: [[np.zeros((2, 2, 3), np.uint8)] * 3])
-    results = [[{"miou": {"old": 0.5}}] * num_steps]
-    compare.draw(tmp_path / "x.png", [Path("run")], results, protocol_steps("voc", "10-1"), 1)
+    steps = protocol_steps("voc", "10-1")
+    results = {"protocol": [step.new for step in steps]}
+    results["steps"] = [{"step": step, "miou": {"old": 0.5}} for step in range(num_steps)]
+    compare.draw(tmp_path / "x.png", {"run": Run(tmp_path, results, "run")}, 1)
     axis = drawn[0].axes[0]
     low, high = axis.get_xlim()
     ticks = [tick for tick in axis.get_xticks() if low <= tick <= high]
@@ -343,6 +347,92 @@ def test_compare_explains_what_is_missing(two_runs, tmp_path, capsys):
     (broken / "results.json").write_text("{")
     assert compare.main(two_runs) == 2
     assert "results.json: not readable" in capsys.readouterr().err
+
+
+def change(folder: str, **sections) -> None:
+    """Changes keys of the config in a results.json: `optim={"lr": 1.0}`."""
+    file = Path(folder, "results.json")
+    results = json.loads(file.read_text())
+    for section, keys in sections.items():
+        results["config"][section] |= keys
+    file.write_text(json.dumps(results))
+
+
+def test_compare_says_above_the_table_what_differs_between_which_rows(two_runs, toy_run, tmp_path, capsys):
+    three = [*two_runs, str(toy_run("method.name=mib", name="other"))]
+    change(three[1], model={"body": "resnet18"})
+    change(three[2], data={"evaluate_flip": True})
+    capsys.readouterr()
+    assert compare.main(three) == 0
+    note, of_mib, of_other, _, header, *_ = capsys.readouterr().out.splitlines()
+    assert note.startswith("note: not only method, phase, lambda and seed differ") and "From ft" in note
+    assert of_mib == "- mib: model.body: 'resnet_tiny' -> 'resnet18'"
+    assert of_other == "- other: data.evaluate_flip: false -> true" and header.startswith("run ")
+    change(three[1], model={"body": "resnet_tiny"}, train={"seed": 7}, phase={"name": "altersgd"})
+    assert compare.main(three[:2]) == 0
+    assert capsys.readouterr().out.startswith("run ")
+
+
+def test_compare_says_that_the_data_differ(two_runs, capsys):
+    file = Path(two_runs[1], "results.json")
+    results = json.loads(file.read_text())
+    results["data"]["test"] = "of other images"
+    file.write_text(json.dumps(results))
+    capsys.readouterr()
+    assert compare.main(two_runs) == 0
+    assert "pictures.test" in capsys.readouterr().out.splitlines()[1]
+
+
+def test_compare_says_that_class_names_and_weights_differ(two_runs, capsys):
+    file = Path(two_runs[1], "results.json")
+    file.write_text(file.read_text().replace('"bird"', '"plane"'))
+    for folder, digest in zip(two_runs, ("aa", "bb"), strict=True):
+        results = json.loads(Path(folder, "results.json").read_text())
+        results["weights"] = {"file": f"{digest}.pth", "sha256": digest}
+        Path(folder, "results.json").write_text(json.dumps(results))
+    capsys.readouterr()
+    assert compare.main(two_runs) == 0
+    expected = "- mib: weights.sha256: 'aa' -> 'bb'; class 3: 'bird' -> 'plane'"
+    assert capsys.readouterr().out.splitlines()[1] == expected
+
+
+def test_compare_has_no_two_rows_of_one_name(two_runs, tmp_path, capsys):
+    twin = shutil.copytree(two_runs[1], tmp_path / "elsewhere/mib")
+    capsys.readouterr()
+    assert compare.main([*two_runs, str(twin), f"{two_runs[0]}/."]) == 0
+    rows = capsys.readouterr().out.splitlines()[2:]
+    assert [row.split()[0] for row in rows] == ["ft", "runs/mib", "elsewhere/mib"]
+    assert unique_names([Path("/a/b/c"), Path("/a/c"), Path("/b/c"), Path("/c")]) == [
+        "a/b/c",
+        "a/c",
+        "/b/c",
+        "/c",
+    ]
+
+
+def test_compare_shows_scores_in_another_setting_as_a_row_of_their_own(two_runs, toy_arguments, capsys):
+    again = ("train.evaluate_only=true", "train.first_step=1", "data.evaluate_flip=true")
+    assert train.main(toy_arguments("method.name=mib", *again, name="mib")) == 0
+    capsys.readouterr()
+    assert compare.main(two_runs) == 0
+    _, line, _, _, _, *rows = capsys.readouterr().out.splitlines()
+    assert line == "- mib [flip]: data.evaluate_flip: false -> true"
+    scores = json.loads(Path(two_runs[1], "results.json").read_text())["evaluations"]["flip"]["steps"]
+    assert [row[: row.index("  ")] for row in rows] == ["ft", "mib", "mib [flip]"]
+    cells = rows[2].split()[2:]  # step 0 was not scored so, and nothing is known of forgetting
+    assert (
+        cells[0] == "-" and cells[3] == f"{100 * scores[0]['miou']['all']:.1f}" and cells[-2:] == ["-", "2/2"]
+    )
+
+
+def test_compare_names_groups_by_class_ids_only_where_all_rows_share_them(two_runs, toy_run, capsys):
+    other = toy_run("method.name=mib", "data.steps=[[1], [2], [3]]", "train.batch_size=2", name="other")
+    capsys.readouterr()
+    assert compare.main([*two_runs, str(other)]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    header = next(line for line in lines if line.startswith("run "))
+    assert "1-2" not in header and header.split()[1:5] == ["step", "0:", "old", "old"]
+    assert [line.split()[-1] for line in lines[-5:-2]] == ["2/2", "2/2", "3/3"]
 
 
 # ---- for real ---------------------------------------------------------------------------------------------------------
