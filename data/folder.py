@@ -6,11 +6,13 @@ mask value 1. Masks are PNG files of class numbers (grey or palette), 255 is voi
 
 from __future__ import annotations
 
+import unicodedata
 from pathlib import Path
 
 from data.dataset import DataError, Dataset, find_base, read_lines, read_list
 from data.protocols import IGNORE_INDEX
 
+UNPRINTABLE = ("Cc", "Zl", "Zp")  # control characters and breaks between lines
 NEEDED = ("classes.txt", "images", "masks", "train.txt", "val.txt")
 
 
@@ -34,6 +36,10 @@ def read_class_names(path: Path) -> tuple[str, ...]:
         if not name:
             raise DataError(
                 f"{path}: an empty line between the names; remove it, as its line gives a class its id"
+            )
+        if any(unicodedata.category(char) in UNPRINTABLE and char != "\t" for char in name):
+            raise DataError(
+                f"{path}: the class {name!r} holds a control character; write its name in letters that can be printed"
             )
         if name in names[:position]:
             raise DataError(f"{path}: the class {name!r} is named twice; give every class its own name")

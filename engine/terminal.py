@@ -10,6 +10,7 @@ from typing import Any, NoReturn
 from tqdm import tqdm
 
 from configs.errors import UserError
+from tracking.text import printable
 
 USER_ERROR = 2
 STOPPED_BY_SIGNAL = 75  # everything is saved, and the same command goes on
@@ -23,7 +24,8 @@ def command(main: Callable[..., int]) -> Callable[..., int]:
         try:
             return main(*arguments, **options)
         except UserError as error:
-            tqdm.write(error.report(), file=sys.stderr)  # not behind a progress bar
+            lines = map(printable, error.report().splitlines())
+            tqdm.write("\n".join(lines), file=sys.stderr)  # not behind a progress bar
             return USER_ERROR
 
     return guarded

@@ -17,6 +17,7 @@ from study.beside import COMPARED, differences, rows
 from study.collection import Run
 from study.panels import example_panels
 from tracking.tables import format_table, markdown_table, percent
+from tracking.text import drawn
 
 
 @command
@@ -73,7 +74,7 @@ def groups_of(runs: Mapping[str, Run]) -> dict[str, str]:
 
 
 def draw(path: Path, runs: Mapping[str, Run], num_examples: int) -> None:
-    from tracking.plotting import pyplot, save
+    from tracking.plotting import pyplot, save, without_formulas
 
     own = {name: run for name, run in runs.items() if run.evaluation is None}  # a model sees but once
     last_steps = [steps_done(run.results["steps"]) - 1 for run in own.values()]
@@ -84,19 +85,19 @@ def draw(path: Path, runs: Mapping[str, Run], num_examples: int) -> None:
     for name, run in runs.items():
         figures = figures_by_step(run.results["steps"])
         old = [100 * (result["miou"]["old"] or 0) for result in figures.values()]
-        axis.plot(list(figures), old, marker="o", label=name)
+        axis.plot(list(figures), old, marker="o", label=drawn(name))
     axis.set(xlabel="step", ylabel=f"mIoU of the old classes ({groups_of(runs)['old']}), %", ylim=(0, None))
     axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axis.legend()
     axis.grid(alpha=0.3)
-    titles = ["picture", "truth", *own]
+    titles = ["picture", "truth", *map(drawn, own)]
     for row, cells in zip(right.subplots(len(panels), len(titles), squeeze=False), panels, strict=True):
         for cell, title, image in zip(row, titles, cells, strict=True):
             cell.imshow(image, interpolation="nearest")
             cell.axis("off")
             if cells is panels[0]:
                 cell.set_title(title, fontsize=9)
-    save(figure, path, dpi=110)
+    save(without_formulas(figure), path, dpi=110)
 
 
 if __name__ == "__main__":

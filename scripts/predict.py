@@ -43,6 +43,7 @@ from engine.prediction import (
 from engine.run_folder import RunError
 from engine.terminal import exit_with
 from tracking.overlays import Panel, panel_size, percentage, resized, shares, strip
+from tracking.text import printable
 
 NAMED = 5  # classes that a line of output names
 
@@ -149,11 +150,6 @@ def report(
 
 def say_skipped(path: Path, why: str) -> None:
     tqdm.write(printable(f"skipped {path}: {why}"), file=sys.stderr)
-
-
-def printable(line: str) -> str:
-    """Names of files may hold line breaks, and bytes that are no text."""
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in line)
 
 
 if __name__ == "__main__":

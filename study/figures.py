@@ -19,6 +19,7 @@ from study.scoreboard import over_p, stops
 from study.settings import altersgd, consolidate, groups, mib, over_lambda, paper_header, shares
 from tracking import plotting
 from tracking.plotting import Axes, Figure, pyplot
+from tracking.text import drawn
 
 # Distinct to the colour-blind (after Okabe and Ito); what a report is about has the strongest colours.
 # fmt: off
@@ -111,7 +112,7 @@ def classes_figure(runs: Collection) -> Figure | None:
     maps = {label: runs.classes_by_step(setting) for label, setting in _methods(runs).items()}
     if not maps:
         return None
-    names = [label for c, label in runs.reference.class_names.items() if c != BACKGROUND]
+    names = [drawn(label) for c, label in runs.reference.class_names.items() if c != BACKGROUND]
     lines = math.ceil(len(maps) / MOST_PANELS)
     columns = math.ceil(len(maps) / lines)
     size = (1.8 + 1.35 * columns, lines * min(max(0.17 * len(names) + 0.6, 2.2), 9.0))

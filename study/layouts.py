@@ -1,14 +1,14 @@
 """A report - sections of tables, figures and lists - as Markdown, LaTeX and one self-contained HTML page.
 
-Cells are plain text; each layout escapes what its format would read as markup.
+Cells are plain text; each layout escapes what its format would read as markup (`tracking.text`).
 """
 
 import base64
-import html
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from tracking import text
 from tracking.tables import markdown_table
 
 EMPTY = "\N{EN DASH}"
@@ -56,15 +56,15 @@ class Report:
 
 
 def markdown(report: Report) -> str:
-    parts = ["# Results", *(markdown_text(fact) for fact in report.facts)]
-    parts += [f"> **Warning.** {markdown_text(warning)}" for warning in report.warnings]
+    parts = ["# Results", *(text.markdown(fact) for fact in report.facts)]
+    parts += [f"> **Warning.** {text.markdown(warning)}" for warning in report.warnings]
     for section in report.sections:
         if not section.tables and not section.notes:  # pictures, which the page alone shows
             continue
-        parts += [f"## {markdown_text(section.title)}", markdown_section(section)]
-        parts += [f"![{markdown_text(i.caption)}](figures/{i.name}.svg)" for i in section.images]
+        parts += [f"## {text.markdown(section.title)}", markdown_section(section)]
+        parts += [f"![{text.markdown(i.caption)}](figures/{i.name}.svg)" for i in section.images]
     for title, entries in report.lists.items():
-        parts += [f"## {title}", "\n".join(f"- {markdown_text(entry)}" for entry in entries or ["nothing"])]
+        parts += [f"## {title}", "\n".join(f"- {text.markdown(entry)}" for entry in entries or ["nothing"])]
     return "\n\n".join(parts) + "\n"
 
 
@@ -72,17 +72,9 @@ def markdown_section(section: Section) -> str:
     parts = []
     for table in section.tables:
         if len(section.tables) > 1:
-            parts.append(f"**{markdown_text(table.title)}**")
-        rows = [[markdown_text(cell) for cell in row] for row in (_flat_header(table), *table.rows)]
-        parts.append(markdown_table(rows[0], rows[1:]))
-    return "\n\n".join([*parts, *map(markdown_text, section.notes)])
-
-
-def markdown_text(text: str) -> str:
-    """Escaped where Markdown would see HTML or markup, and as legible as before where it would not."""
-    text = re.sub(r"&(?=#?\w+;)", "&amp;", _one_line(text))
-    text = re.sub(r"<(?=[\w/!?])", "&lt;", text)
-    return re.sub(r"([|*`\\\[\]])", r"\\\1", text)
+            parts.append(f"**{text.markdown(table.title)}**")
+        parts.append(markdown_table(_flat_header(table), table.rows))
+    return "\n\n".join([*parts, *map(text.markdown, section.notes)])
 
 
 def _flat_header(table: Table) -> list[str]:
@@ -96,19 +88,10 @@ def _flat_header(table: Table) -> list[str]:
 
 # ------------------------------------------------------------------------------------------------------------------ LaTeX
 
-# fmt: off
-_LATEX = {character: f"\\{character}" for character in "&%$#_{}"} | {
-    "\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}",
-    "<": r"\textless{}", ">": r"\textgreater{}", "|": r"\textbar{}", '"': "''",
-    EMPTY: "--", "±": r"$\pm$", "≈": r"$\approx$", "λ": r"$\lambda$", "λ_a": r"$\lambda_a$", "λ_b": r"$\lambda_b$",
-}
-# fmt: on
-_LATEX_TOKEN = re.compile("|".join(re.escape(token) for token in sorted(_LATEX, key=len, reverse=True)))
-
 
 def latex(report: Report) -> str:
     lines = [r"% \input this file; the document needs \usepackage{booktabs,graphicx}"]
-    lines += [f"% {_one_line(fact)}" for fact in report.facts]
+    lines += [f"% {text.one_line(fact)}" for fact in report.facts]
     warnings = [f"WARNING: {warning}" for warning in report.warnings]
     for section in report.sections:
         lines += [latex_table(table, [*warnings, *section.notes]) for table in section.tables]
@@ -126,27 +109,22 @@ def latex_table(table: Table, notes: Sequence[str] = ()) -> str:
     body.append(r"\bottomrule")
     opening, closing = (r"\resizebox{\linewidth}{!}{%", "}") if len(table.header) > WIDE else ("", "")
     lines = [
-        *(r"\begin{table}[htbp]", r"\centering", rf"\caption{{{latex_text(table.title)}}}", opening),
+        *(r"\begin{table}[htbp]", r"\centering", rf"\caption{{{text.latex(table.title)}}}", opening),
         *(rf"\begin{{tabular}}{{l{'r' * (len(table.header) - 1)}}}", *body, r"\end{tabular}", closing),
-        *(rf"\par\smallskip{{\footnotesize {latex_text(note)}}}" for note in notes),
+        *(rf"\par\smallskip{{\footnotesize {text.latex(note)}}}" for note in notes),
         r"\end{table}",
     ]
     return "\n".join(line for line in lines if line)
 
 
-def latex_text(text: str) -> str:
-    escaped = _LATEX_TOKEN.sub(lambda found: _LATEX[found[0]], _one_line(text))
-    return re.sub(r"(?<![\w.\-])-(?=\d)", "$-$", escaped)  # a minus, not a hyphen
-
-
 def _latex_row(cells: Sequence[str]) -> str:
-    return " & ".join(map(latex_text, cells)) + r" \\"
+    return " & ".join(map(text.latex, cells)) + r" \\"
 
 
 def _latex_groups(groups: Sequence[tuple[str, int]]) -> list[str]:
     names, rules, column = [], [], 1
     for group, width in groups:
-        names.append(rf"\multicolumn{{{width}}}{{c}}{{{latex_text(group)}}}")
+        names.append(rf"\multicolumn{{{width}}}{{c}}{{{text.latex(group)}}}")
         rules += [rf"\cmidrule(lr){{{column}-{column + width - 1}}}"] if group else []
         column += width
     return [" & ".join(names) + r" \\", "".join(rules)]
@@ -174,24 +152,28 @@ figure { margin: 1.4rem 0; } figure img { max-width: 100%; height: auto; } figca
 
 
 def page(report: Report) -> str:
-    body = ["<h1>Results</h1>", *(f"<p>{_text(fact)}</p>" for fact in report.facts)]
+    body = ["<h1>Results</h1>", *(f"<p>{text.html(fact)}</p>" for fact in report.facts)]
     body += [
-        f'<div class="warning" role="alert"><b>Warning.</b> {_text(warning)}</div>'
+        f'<div class="warning" role="alert"><b>Warning.</b> {text.html(warning)}</div>'
         for warning in report.warnings
     ]
     links = [(section.name, section.title) for section in report.sections]
     links += [(_anchor(title), title) for title in report.lists]
-    body += ["<nav>", *(f'<a href="#{_text(name)}">{_text(title)}</a>' for name, title in links), "</nav>"]
+    body += [
+        "<nav>",
+        *(f'<a href="#{text.html(name)}">{text.html(title)}</a>' for name, title in links),
+        "</nav>",
+    ]
     for section in report.sections:
-        body.append(f'<section id="{_text(section.name)}"><h2>{_text(section.title)}</h2>')
+        body.append(f'<section id="{text.html(section.name)}"><h2>{text.html(section.title)}</h2>')
         body += [
             *map(_html_table, section.tables),
-            *(f'<p class="note">{_text(n)}</p>' for n in section.notes),
+            *(f'<p class="note">{text.html(n)}</p>' for n in section.notes),
         ]
         body += [*map(_html_image, section.images), "</section>"]
     for title, entries in report.lists.items():
-        items = "".join(f"<li>{_text(entry)}</li>" for entry in entries or ["nothing"])
-        body.append(f'<section id="{_anchor(title)}"><h2>{_text(title)}</h2><ul>{items}</ul></section>')
+        items = "".join(f"<li>{text.html(entry)}</li>" for entry in entries or ["nothing"])
+        body.append(f'<section id="{_anchor(title)}"><h2>{text.html(title)}</h2><ul>{items}</ul></section>')
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
@@ -210,18 +192,20 @@ def _html_table(table: Table) -> str:
 
     def cells(tag: str, row: Sequence[str]) -> str:
         opening = [f'<{tag} class="begin">' if number in begins else f"<{tag}>" for number in range(len(row))]
-        return "".join(f"{start}{_text(cell)}</{tag}>" for start, cell in zip(opening, row, strict=True))
+        return "".join(f"{start}{text.html(cell)}</{tag}>" for start, cell in zip(opening, row, strict=True))
 
     head = ""
     if any(group for group, _ in table.groups):
-        spans = [f'<th class="group" colspan="{width}">{_text(group)}</th>' for group, width in table.groups]
+        spans = [
+            f'<th class="group" colspan="{width}">{text.html(group)}</th>' for group, width in table.groups
+        ]
         head = f"<tr>{''.join(spans)}</tr>"
     rows = [
         ('<tr class="rule">' if number in table.rules else "<tr>") + cells("td", row) + "</tr>"
         for number, row in enumerate(table.rows)
     ]
     return (
-        f'<div class="scroll"><table><caption>{_text(table.title)}</caption><thead>{head}'
+        f'<div class="scroll"><table><caption>{text.html(table.title)}</caption><thead>{head}'
         f"<tr>{cells('th', table.header)}</tr></thead><tbody>{''.join(rows)}</tbody></table></div>"
     )
 
@@ -229,18 +213,10 @@ def _html_table(table: Table) -> str:
 def _html_image(image: Image) -> str:
     # As an image and not inline: nothing in it can run, and the names inside it do not meet those of another.
     data = base64.b64encode(image.content).decode()
-    caption = _text(image.caption)
+    caption = text.html(image.caption)
     source = f"data:image/{image.kind};base64,{data}"
     return f'<figure><img src="{source}" alt="{caption}"><figcaption>{caption}</figcaption></figure>'
 
 
-def _text(text: str) -> str:
-    return html.escape(text)
-
-
 def _anchor(title: str) -> str:
     return re.sub(r"\W+", "-", title.lower())
-
-
-def _one_line(text: str) -> str:
-    return " ".join(text.split())

@@ -17,6 +17,7 @@ from study.collection import Collection, Run, collect, scored_otherwise, share_s
 from study.layouts import Report, Section
 from study.settings import found
 from study.tables import SECTIONS
+from tracking import text
 
 FORMATS: dict[str, tuple[str, Callable[[Report], str]]] = {
     "markdown": ("report.md", layouts.markdown),
@@ -219,8 +220,8 @@ def renewed(match: re.Match, path: Path) -> str:
         lines = missing(make(runs) for make in SECTIONS.values()) + [
             unfinished_line(run) for run in runs.unfinished
         ]
-        body = "\n".join(f"- {layouts.markdown_text(line)}" for line in lines or ["nothing"])
+        body = "\n".join(f"- {text.markdown(line)}" for line in lines or ["nothing"])
     else:
         body = layouts.markdown_section(SECTIONS[table](runs))
-    loud = [f"> **Warning.** {layouts.markdown_text(line)}" for line in warnings(runs)]
+    loud = [f"> **Warning.** {text.markdown(line)}" for line in warnings(runs)]
     return "\n\n".join([f"<!-- results:{table} {folder} -->", *loud, body, "<!-- /results -->"])

@@ -21,6 +21,7 @@ from study import figures, layouts, paper
 from study.collection import paired, spread
 from study.report import describe, read_runs
 from study.tables import SECTIONS
+from tracking.text import latex
 
 BASE = load_config([], ["data.root=/nowhere", "data.protocol=15-1"]).model_dump(mode="json")
 LEVELS = {"ft": 0.02, "lwf": 0.05, "mib": 0.4, "altersgd": 0.5, "consolidate": 0.48, "offline": 0.7}
@@ -589,10 +590,10 @@ def test_latex_is_well_formed(written):
 
 
 def test_special_characters_in_latex():
-    assert layouts.latex_text(r"50% & a_b #1 $x {y} ~ ^ \z") == (
+    assert latex(r"50% & a_b #1 $x {y} ~ ^ \z") == (
         r"50\% \& a\_b \#1 \$x \{y\} \textasciitilde{} \textasciicircum{} \textbackslash{}z"
     )
-    assert layouts.latex_text("-1.2 ± 3.4, 15-1, λ_a 10") == r"$-$1.2 $\pm$ 3.4, 15-1, $\lambda_a$ 10"
+    assert latex("-1.2 ± 3.4, 15-1, λ_a 10") == r"$-$1.2 $\pm$ 3.4, 15-1, $\lambda_a$ 10"
 
 
 def test_names_from_files_are_text_in_every_format(tmp_path):
@@ -607,7 +608,7 @@ def test_names_from_files_are_text_in_every_format(tmp_path):
     page = Page((tmp_path / "out/report.html").read_text(encoding="utf-8"))
     assert "script" not in page.tags and page.text.count(evil) >= 6
     text = (tmp_path / "out/report.md").read_text(encoding="utf-8")
-    assert "<script" not in text and "&lt;script>alert(1)&_50%\\|" in text
+    assert "<script" not in text and r"&lt;script>alert(1)&\_50%\|" in text
     check_latex((tmp_path / "out/report.tex").read_text(encoding="utf-8"))
 
 

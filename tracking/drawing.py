@@ -10,6 +10,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
+from tracking.text import drawn
+
 COLUMNS = 4  # input, truth and two steps: a card of TensorBoard is about this wide
 TILE_HEIGHT, TITLE_HEIGHT, GAP, FONT = 144, 22, 4, 18  # titles can be read on a card, where all is smaller
 MOST_CELLS_WITH_NUMBERS = 25
@@ -25,7 +27,7 @@ def tiles(pictures: Mapping[str, np.ndarray | None], legend: Mapping[str, Sequen
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(FONT)
     for place, (title, pixels) in enumerate(pictures.items()):
         left, top = place % COLUMNS * across, place // COLUMNS * down
-        pen.text((left + 2, top), title, fill="black", font=font)
+        pen.text((left + 2, top), drawn(title), fill="black", font=font)
         if pixels is not None:
             # Nearest, or colours would appear that stand for no class.
             tile = Image.fromarray(pixels).resize(size, Image.Resampling.NEAREST)
@@ -33,7 +35,7 @@ def tiles(pictures: Mapping[str, np.ndarray | None], legend: Mapping[str, Sequen
     for place, (name, colour) in enumerate(legend.items()):
         left, top = place % COLUMNS * across, below + place // COLUMNS * TITLE_HEIGHT
         pen.rectangle((left, top + 3, left + 15, top + 18), fill=tuple(map(int, colour)))
-        pen.text((left + 19, top), name[: size[0] // 10], fill="black", font=font)
+        pen.text((left + 19, top), drawn(name)[: size[0] // 10], fill="black", font=font)
     return np.asarray(sheet)
 
 
@@ -48,8 +50,10 @@ def confusion(counts: np.ndarray, names: Sequence[str]) -> np.ndarray:
     axes = figure.add_subplot()
     axes.imshow(rates, cmap="Blues", vmin=0, vmax=1)
     font = max(5.0, min(9.0, 300 / len(names)))
-    axes.set_xticks(range(len(names)), names, rotation=90, fontsize=font)
-    axes.set_yticks(range(len(names)), names, fontsize=font)
+    # parse_math: a name with dollar signs is no formula.
+    labels = list(map(drawn, names))
+    axes.set_xticks(range(len(names)), labels, rotation=90, fontsize=font, parse_math=False)
+    axes.set_yticks(range(len(names)), labels, fontsize=font, parse_math=False)
     axes.set(xlabel="predicted", ylabel="truth")
     if len(names) <= MOST_CELLS_WITH_NUMBERS:
         for row, column in np.argwhere(rates >= 0.005):

@@ -11,6 +11,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from data.palette import voc_palette
 from data.protocols import BACKGROUND
+from tracking.text import drawn
 
 # How much light and shade of the image an overlay shows. The palette's colours are 64 apart: up to 1/4, each pixel stays
 # nearest to the colour of its own class.
@@ -41,7 +42,9 @@ def overlay(
     image: Image.Image, mask: Image.Image, names: Mapping[int, str], size: tuple[int, int]
 ) -> Image.Image:
     """The mask's colours over the grey image at a size, enlarged if small; beside them the classes and their shares."""
-    entries = [(c, f"{names[c]}  {percentage(share)}") for c, share in shares(np.asarray(mask)).items()]
+    entries = [
+        (c, f"{drawn(names[c])}  {percentage(share)}") for c, share in shares(np.asarray(mask)).items()
+    ]
     factor = math.ceil(LEAST_OVERLAY / max(size))
     size = size[0] * factor, size[1] * factor
     tinted = tint(resized(image, size), mask.resize(size, Image.Resampling.NEAREST))
@@ -55,7 +58,7 @@ def strip(image: Image.Image, panels: Sequence[Panel], names: Mapping[int, str])
     small = resized(image, panel_size(image))
     cells = [titled(("picture", ""), small)]
     cells += [titled(panel.title, tint(small, panel.mask)) for panel in panels]
-    entries = [(c, names[c]) for c in shares(np.stack([np.asarray(panel.mask) for panel in panels]))]
+    entries = [(c, drawn(names[c])) for c in shares(np.stack([np.asarray(panel.mask) for panel in panels]))]
     return side_by_side([*cells, legend(entries, cells[0].height, text_size=14)])
 
 
@@ -107,7 +110,7 @@ def titled(lines: tuple[str, str], image: Image.Image) -> Image.Image:
     for number, line in enumerate(lines):
         draw.text(
             (0, size * (0.7 + 1.3 * number)),
-            shortened(line, canvas.width, size),
+            shortened(drawn(line), canvas.width, size),
             "black",
             font(size),
             anchor="lm",

@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from data.protocols import Step
+from tracking.text import printable
 
 # HParams shows the first five columns and two metrics at once; the others can be ticked.
 FIRST_COLUMNS = ("method", "p", "phase", "seed", "strength")
@@ -23,7 +24,7 @@ def layout(old: Sequence[str], new: Sequence[str]) -> dict[str, dict[str, list]]
     def per_class(prefix: str) -> dict[str, list]:
         groups = {"classes of step 0": old, "classes of later steps": new}
         return {
-            title: lines(f"{prefix}/({'|'.join(map(re.escape, names))})")
+            title: lines(f"{prefix}/({'|'.join(re.escape(printable(name)) for name in names)})")
             for title, names in groups.items()
             if names
         }

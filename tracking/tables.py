@@ -2,6 +2,8 @@
 
 from collections.abc import Sequence
 
+from tracking import text
+
 
 def percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:z.1f}"  # z: never -0.0
@@ -9,6 +11,7 @@ def percent(value: float | None) -> str:
 
 def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """First column left-aligned, the others right-aligned, a rule under the header."""
+    header, *rows = [[text.printable(cell) for cell in row] for row in (header, *rows)]
     widths = [max(len(row[i]) for row in (header, *rows)) for i in range(len(header))]
 
     def line(cells: Sequence[str]) -> str:
@@ -21,10 +24,8 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """The same cells as Markdown; the bars that set groups apart in the terminal are left out."""
-    lines = [
-        [cell.removeprefix("| ") for cell in row]
-        for row in (header, ["---", *["--:"] * (len(header) - 1)], *rows)
-    ]
+    escaped = [[text.markdown(cell.removeprefix("| ")) for cell in row] for row in (header, *rows)]
+    lines = [escaped[0], ["---", *["--:"] * (len(header) - 1)], *escaped[1:]]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

@@ -21,6 +21,7 @@ from data.palette import palette_image, voc_palette
 from data.protocols import IGNORE_INDEX, Step
 from tracking import drawing
 from tracking.shown import FINAL_METRICS, FIRST_COLUMNS, hyperparameters, layout
+from tracking.text import markdown, printable
 
 
 def while_it_can(method: Callable[..., None]) -> Callable[..., None]:
@@ -89,8 +90,8 @@ class Board:
         """The figures after a step, which ended with iteration `at`."""
         values = {f"miou/{k}": v for k, v in result["miou"].items()}
         values |= {f"miou_with_background/{k}": v for k, v in result["miou_with_background"].items()}
-        values |= {f"iou/{name}": v for name, v in result["iou"].items()}
-        values |= {f"forgetting/{name}": v for name, v in result["forgetting"].items()}
+        for kind in ("iou", "forgetting"):
+            values |= {f"{kind}/{printable(name)}": v for name, v in result[kind].items()}
         values["forgetting_mean"] = result["mean_forgetting"]
         values["transfer/backward"] = result["backward_transfer"]
         self.scalars(values, at)
@@ -123,21 +124,20 @@ class Board:
             for i, (name, class_id) in enumerate(zip([*self.old, *self.new], step.seen, strict=False))
             if i in present
         }
-        self._image(f"pictures/{number}", drawing.tiles(shown, legend), at)
+        self._draw(f"pictures/{number}", at, lambda: drawing.tiles(shown, legend))
 
     @while_it_can
     def confusion(self, counts: np.ndarray, names: Sequence[str], at: int) -> None:
         """Rows are the truth, normalised: a dark diagonal is a good network."""
         if self.writer:
-            self._image("confusion", drawing.confusion(counts, names), at)
-            self.writer.add_text("confusion/order", ", ".join(names), at)
+            self._draw("confusion", at, lambda: drawing.confusion(counts, names))
+            self.writer.add_text("confusion/order", markdown(", ".join(names)), at)
 
     @while_it_can
     def losses(self, curves: drawing.Curves, at: int) -> None:
         """The losses of a step with its phase shaded, which TensorBoard's own charts cannot do."""
-        picture = drawing.losses(curves) if self.writer else None
-        if picture is not None:
-            self._image("losses", picture, at)
+        if self.writer:
+            self._draw("losses", at, lambda: drawing.losses(curves))
 
     @while_it_can
     def finish(self, config: Mapping[str, Any]) -> None:
@@ -176,8 +176,18 @@ class Board:
             self.writer.close()
             self.writer = None
 
-    def _image(self, tag: str, pixels: np.ndarray, at: int) -> None:
-        self.writer.add_image(tag, pixels, at, dataformats="HWC")
+    def _draw(self, tag: str, at: int, draw: Callable[[], np.ndarray | None]) -> None:
+        """Show a figure. One that cannot be drawn is said and left out: it is no reason to end a run."""
+        try:
+            pixels = draw()
+        except Exception as error:
+            why = printable(f"{type(error).__name__}: {error}")
+            tqdm.write(
+                f"warning: the figure {tag!r} cannot be drawn and is left out ({why})", file=sys.stderr
+            )
+            return
+        if pixels is not None:
+            self.writer.add_image(tag, pixels, at, dataformats="HWC")
 
 
 def hush_writers() -> None:
