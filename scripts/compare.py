@@ -17,7 +17,7 @@ from study.beside import COMPARED, differences, rows
 from study.collection import Run
 from study.panels import example_panels
 from tracking.tables import format_table, markdown_table, percent
-from tracking.text import drawn
+from tracking.text import drawn, printable
 
 
 @command
@@ -36,9 +36,9 @@ def main(arguments: list[str]) -> int:
     unlike = differences(runs)
     if unlike:
         print(
-            f"note: not only {COMPARED} differ, so not all rows may be compared. From {next(iter(runs))} differ"
+            f"note: not only {COMPARED} differ, so not all rows may be compared. From {printable(next(iter(runs)))} differ"
         )
-        print("".join(f"- {line}\n" for line in unlike))
+        print("".join(f"- {printable(line)}\n" for line in unlike))
     layout = markdown_table if options.markdown else format_table
     print(layout(*comparison(runs)))
     if len({steps_done(run.results["steps"]) for run in runs.values()}) > 1:

@@ -28,6 +28,7 @@ from engine.checkpoint import CheckpointError
 from engine.run_folder import RunError
 from study.report import FORMATS, assemble, read_runs, renew, write
 from study.tables import SECTIONS
+from tracking.text import printable
 
 
 def main(arguments: list[str]) -> int:
@@ -40,7 +41,7 @@ def main(arguments: list[str]) -> int:
         for path in write(report, options.out, options.formats):
             print(path)
         for warning in report.warnings:
-            print(f"WARNING: {warning}", file=sys.stderr)
+            print(f"WARNING: {printable(warning)}", file=sys.stderr)
         counts = {"missing": len(report.lists["Missing"])}
         counts |= {"unfinished": sum(not run.is_cut for run in runs.unfinished)}
         counts |= {"done as far as asked": sum(run.is_cut for run in runs.unfinished)}

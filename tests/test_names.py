@@ -161,7 +161,7 @@ def test_a_run_named_like_a_formula_is_compared(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(compare, "example_panels", lambda *_: [[np.zeros((2, 2, 3), np.uint8)] * 4])
     runs = [tmp_path / "runs" / name for name in (FORMULA.replace("/", ":"), "\x1b[31m|red")]
     for run in runs:
-        write_run(tmp_path / "runs", run.name)
+        write_run(tmp_path / "runs", run.name, model__body=run.name)  # so that the two are said to differ
     picture = tmp_path / "x.png"
     assert compare.main([*map(str, runs), "--picture", str(picture)]) == 0
     assert picture.exists() and "\x1b" not in capsys.readouterr().out
