@@ -25,7 +25,6 @@ from engine.watch import StoppedBySignal
 from metrics.continual import group_names
 from tracking.tables import class_table, step_table
 
-BOARD_PAGE = "http://localhost:6006/#custom_scalars&_smoothingWeight=0"
 DEAD_WORKER = (
     "A process that loads pictures died, most often for lack of memory: lower data.workers or data.crop. "
     "The same command goes on from the last checkpoint."
@@ -78,9 +77,8 @@ def walk(config: Config, ranks: Ranks, stop: StopRequest) -> dict:
             "" if run.evaluation is None else f"scored as {run.evaluation}, beside the run's own scores\n\n"
         )
         run.say(f"\n{title}{class_table(run.scores)}\n\n{step_table(run.scores, group_names(run.steps))}")
-        run.say(
-            f"\nresults: {run.folder.results_file}\nwatch:   tensorboard --logdir {config.run.folder}   {BOARD_PAGE}"
-        )
+        watch = run.board.watch(config.run.folder)
+        run.say(f"\nresults: {run.folder.results_file}" + (f"\nwatch:   {watch}" if watch else ""))
     if was_finished:
         run.say("Every step asked for was finished already: nothing was trained.")
     if run.evaluation is None and steps_done(run.scores) == len(run.steps):

@@ -9,7 +9,11 @@ from configs import yaml_core
 from configs.messages import did_you_mean, show
 
 FOLDER = Path(__file__).parent
-OPTIONS = "method.options"  # the only mapping whose keys are free
+OPTIONS = (
+    "method.options",
+    "phase.options",
+    "update.options",
+)  # the mappings whose keys the chosen thing declares
 
 
 class Layers:
@@ -63,7 +67,11 @@ class Layers:
             key, equals, text = (part.strip() for part in override.partition("="))
             if not equals or not key:
                 self._report(f"{show(override)}: an override is written key.sub=value")
-            elif key not in self.keys and key not in self.tree and not key.startswith(f"{OPTIONS}."):
+            elif (
+                key not in self.keys
+                and key not in self.tree
+                and not key.startswith(tuple(f"{options}." for options in OPTIONS))
+            ):
                 self._unknown(key)
             else:
                 try:
@@ -90,8 +98,8 @@ class Layers:
         if key not in self.layer_of:
             self._unknown(key)
             return
-        if key == OPTIONS and isinstance(value, dict) and isinstance(self.value(OPTIONS), dict):
-            value = self.value(OPTIONS) | value
+        if key in OPTIONS and isinstance(value, dict) and isinstance(self.value(key), dict):
+            value = self.value(key) | value
         self.tree[section][name] = value
         self.layer_of[key] = len(self.sources) - 1
 

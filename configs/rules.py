@@ -39,22 +39,10 @@ def _flip_needs_whole_pictures(flip, evaluate):
         return "true needs data.evaluate full or slide, not crop"
 
 
-@rule("data.train_list", "data.dataset")
-def _train_list_is_of_voc(train_list, dataset):
-    if train_list != "auto" and dataset != "voc":
-        return f"{show(train_list)} exists for data.dataset voc only; leave it at auto for {dataset}"
-
-
 @rule("optim.nesterov", "optim.momentum")
 def _nesterov_needs_momentum(nesterov, momentum):
     if nesterov and momentum == 0:
         return "true needs optim.momentum above 0"
-
-
-@rule("phase.flip", "phase.name")
-def _consolidate_flips_nothing(flip, name):
-    if flip == "all" and name == "consolidate":
-        return "'all' is not for phase.name consolidate, which is the control of seg; those of all are pause and stop"
 
 
 @rule("train.batch_size", "train.accumulate")
@@ -78,8 +66,10 @@ def _protocol_exists(protocol, dataset, steps):
 
 @rule("data.steps", "data.protocol", "data.dataset")
 def _classes_are_given(steps, protocol, dataset):
-    if steps is None and dataset == "folder":
-        return "is required with data.dataset folder, which has no protocols: list the classes of each step"
+    if steps is None and not _protocols(dataset):
+        return (
+            f"is required with data.dataset {dataset}, which has no protocols: list the classes of each step"
+        )
     if steps is None and protocol is None:
         return "is null and so is data.protocol: give one of them"
 

@@ -8,18 +8,18 @@ the value, the choices and the file (or the command line) that the value came fr
 """
 
 import math
-import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, Strict, ValidationError
+from pydantic import AfterValidator, BaseModel, BeforeValidator, Field, Strict, ValidationError
 
 from configs import yaml_core
 from configs.errors import UserError
-from configs.layers import FOLDER, Layers
-from configs.messages import explain, not_one_of, show
+from configs.layers import Layers
+from configs.messages import explain, show
+from configs.registry import NonNegative, Probability, Registry, Settings, Size
 from configs.rules import RULES
 
 
@@ -76,6 +76,12 @@ def _no_repeats(steps: tuple[tuple[int | str, ...], ...]) -> tuple[tuple[int | s
     return steps
 
 
+def _no_name_twice(names: tuple[str, ...]) -> tuple[str, ...]:
+    if len(set(names)) < len(names):
+        raise ValueError("names one twice")
+    return names
+
+
 def _simple_values(options: dict[str, Any]) -> dict[str, Any]:
     for name, value in options.items():
         for item in value if isinstance(value, list) else [value]:
@@ -93,6 +99,11 @@ def _at_home(path: str) -> str:
     return place
 
 
+def _names(value: Any) -> Any:
+    """A single name stands for the list of it."""
+    return [value] if isinstance(value, str) else value
+
+
 def _folder_name(value: str) -> str:
     if value in {".", ".."} or set(value) & set("/\\\0"):
         raise ValueError("cannot be the name of a folder")
@@ -102,10 +113,7 @@ def _folder_name(value: str) -> str:
 Text = Annotated[str, Field(min_length=1)]
 Place = Annotated[Text, AfterValidator(_at_home)]
 Count = Annotated[int, Field(ge=0)]
-Size = Annotated[int, Field(ge=1)]
 Positive = Annotated[float, Field(gt=0)]
-NonNegative = Annotated[float, Field(ge=0)]
-Probability = Annotated[float, Field(ge=0, le=1)]
 # YAML has lists, a frozen config holds tuples: hence not strict, which goes for the tuple alone and not its items.
 ClassName = Annotated[int | str, BeforeValidator(_class)]
 StepClasses = Annotated[tuple[ClassName, ...], Strict(False), AfterValidator(_not_empty)]
@@ -114,16 +122,18 @@ OwnSteps = Annotated[
 ]
 ScaleRange = Annotated[tuple[Positive, Positive], Strict(False)]
 Scales = Annotated[tuple[Positive, ...], Strict(False), AfterValidator(_not_empty)]
+Options = Annotated[dict[str, Any], AfterValidator(_simple_values)]
+Names = Annotated[tuple[Text, ...], Strict(False), BeforeValidator(_names), AfterValidator(_no_name_twice)]
 Dilations = Annotated[tuple[Size, Size, Size], Strict(False)]
 
 
 class Section(BaseModel):
     # defer_build: the sections are only ever validated as parts of Config, so none needs a validator of its own
-    model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, defer_build=True)
+    model_config = Settings.model_config
 
 
 class DataConfig(Section):
-    dataset: Literal["voc", "ade", "folder"]
+    dataset: Text
     root: Place | None
     protocol: Text | None  # None with own steps
     mode: Literal["disjoint", "overlapped", "sequential"]
@@ -166,12 +176,12 @@ class MethodConfig(Section):
     strength: NonNegative | None
     cross_entropy: Literal["all", "valid"]
     entropy: NonNegative
-    options: Annotated[dict[str, Any], AfterValidator(_simple_values)]
+    options: Options
     also_observe: Annotated[tuple[Text, ...], Strict(False)]
 
 
 class PhaseConfig(Section):
-    name: Literal["descent", "altersgd", "consolidate", "pause", "stop"]
+    name: Text
     p: Annotated[Probability, BeforeValidator(_fraction)]
     lambda_a: NonNegative | None
     lambda_b: NonNegative | None
@@ -182,14 +192,16 @@ class PhaseConfig(Section):
     weight_decay: Literal["always", "signed"]
     lr: Literal["decay", "hold"]
     from_step: Count
+    options: Options
 
 
 class UpdateConfig(Section):
-    name: Literal["plain", "sam", "gradient_penalty"]
+    name: Text
     rho: Positive
     penalty: NonNegative
     radius: Positive
     from_step: Count
+    options: Options
 
 
 class OptimConfig(Section):
@@ -225,6 +237,7 @@ class RunConfig(Section):
     name: Annotated[Text, AfterValidator(_folder_name)] | None
     log_every: Size
     pictures: Count
+    tracker: Names
     flatness: Count
     checkpoint_every: Count
     checkpoint_minutes: NonNegative
@@ -256,11 +269,11 @@ EVALUATION_KEYS = ("data.evaluate", "data.unseen")
 def load_config(
     overlays: Sequence[str | Path],
     overrides: Sequence[str] = (),
-    choices: Mapping[str, Sequence[str]] | None = None,
+    registries: Sequence[Registry] = (),
 ) -> Config:
     """Merge `base.yaml`, the overlays and the overrides into one valid Config, or raise ConfigError.
 
-    `choices` holds the allowed names that only the caller knows, by dotted key: {"model.body": ["resnet101"]}.
+    The `registries` know the names that some keys choose from, and say what options and other settings go with each.
     """
     layers = Layers()
     for overlay in overlays:
@@ -268,7 +281,8 @@ def load_config(
     layers.add_overrides(overrides)
     _settle_protocol(layers)
 
-    config, invalid = None, set()
+    config = None
+    invalid: set[str] = set()
     try:
         config = Config.model_validate(layers.tree)
     except ValidationError as error:
@@ -278,15 +292,19 @@ def load_config(
             inside = "".join(f"[{index}]" for index in place if detail["type"] != "missing")
             layers.problem(explain(detail), f"{section}.{name}", place=inside)
 
-    for key, names in (choices or {}).items():
-        value = layers.value(key)
-        if key not in invalid and value is not None and value not in names:
-            layers.problem(not_one_of(value, names) + _unregistered(key, value), key)
+    for registry in registries:
+        if registry.key not in invalid:
+            invalid |= _check_choice(registry, layers, invalid)
     for keys, check in RULES:
         if not layers.incomplete and invalid.isdisjoint(keys):
             text = check(*map(layers.value, keys))
             if text:
                 layers.problem(text, *keys)
+    if config is not None and not layers.problems:
+        for registry in registries:
+            for name in _chosen(registry, layers):
+                for key, text in registry.conflicts(name, config):
+                    layers.problem(text, key, registry.key)
     if layers.problems:
         raise ConfigError(layers.problems)
     assert config is not None
@@ -330,11 +348,27 @@ def _settle_protocol(layers: Layers) -> None:
         layers.tree["data"]["protocol" if protocol < steps else "steps"] = None
 
 
-def _unregistered(key: str, name: str) -> str:
-    """A hint where a method's file is there, but its @register is missing or has another name."""
-    file = f"methods/{name}.py"
-    is_there = key == "method.name" and "/" not in name and os.path.isfile(FOLDER.parent / file)
-    return f"; {file} exists but registers no such name" if is_there else ""
+def _chosen(registry: Registry, layers: Layers) -> list[str]:
+    """The names that the config gives where the registry has a say."""
+    value = layers.value(registry.key)
+    return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _check_choice(registry: Registry, layers: Layers, invalid: set[str]) -> set[str]:
+    """The keys that turn out to be invalid: names that are unknown, options that do not fit the chosen thing."""
+    names = _chosen(registry, layers)
+    unknown = [name for name in names if name not in registry]
+    for name in unknown:
+        layers.problem(registry.unknown(name), registry.key)
+    if unknown:
+        return {registry.key}
+    key = f"{registry.key.split('.')[0]}.options"
+    if key not in layers.keys or key in invalid:
+        return set()
+    wrong = [found for name in names for found in registry.wrong_options(name, layers.value(key))]
+    for option, text in wrong:
+        layers.problem(text, key, place=f".{option}")
+    return {key} if wrong else set()
 
 
 def _plain(value: Any) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data.dataset import IMAGE_SUFFIXES, MASK_SUFFIXES, Dataset, Picture, find_base
+from data.dataset import IMAGE_SUFFIXES, MASK_SUFFIXES, Dataset, Picture, find_base, one_train_list, register
 
 PLACES = ("", "ADEChallengeData2016")
 NEEDED = ("images/training", "images/validation", "annotations/training", "annotations/validation")
@@ -36,7 +36,8 @@ CLASS_NAMES = (
 )
 
 
-def load_ade(root: str | Path | None) -> Dataset:
+@register("ade", conflicts=one_train_list)
+def load_ade(root: str | Path | None, train_list: str = "auto") -> Dataset:
     base = find_base(root, PLACES, NEEDED, "ADE20K (ADEChallengeData2016)")
     train, train_problems = _pairs(base, "training")
     test, test_problems = _pairs(base, "validation")

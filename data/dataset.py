@@ -6,9 +6,10 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 from configs.errors import UserError
+from configs.registry import Conflicts, Registry
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".JPG", ".JPEG", ".png", ".PNG")
 MASK_SUFFIXES = (".png", ".PNG")
@@ -39,6 +40,28 @@ class Dataset:
     @property
     def num_classes(self) -> int:
         return len(self.class_names)
+
+
+class LoadDataset(Protocol):
+    def __call__(self, root: str | Path | None, train_list: str) -> Dataset:
+        """As much of the data set below `root` as is there; its `problems` say what is not."""
+
+
+DATASETS: Registry[LoadDataset] = Registry("data.dataset", "data")
+register = DATASETS.register
+
+
+def one_train_list(config: Any) -> Conflicts:
+    """Of a data set without a choice of training lists: data.train_list has no meaning there."""
+    data = config.data
+    if data.train_list != "auto":
+        able = ", ".join(
+            name for name in DATASETS if getattr(DATASETS[name], "conflicts", None) is not one_train_list
+        )
+        yield (
+            "data.train_list",
+            f"{data.train_list!r} exists for data.dataset {able} only; leave it at auto for {data.dataset}",
+        )
 
 
 def raise_problems(headline: str, problems: Sequence[str]) -> None:

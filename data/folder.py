@@ -9,14 +9,15 @@ from __future__ import annotations
 import unicodedata
 from pathlib import Path
 
-from data.dataset import DataError, Dataset, find_base, read_lines, read_list
+from data.dataset import DataError, Dataset, find_base, one_train_list, read_lines, read_list, register
 from data.protocols import IGNORE_INDEX
 
 UNPRINTABLE = ("Cc", "Zl", "Zp")  # control characters and breaks between lines
 NEEDED = ("classes.txt", "images", "masks", "train.txt", "val.txt")
 
 
-def load_folder(root: str | Path | None) -> Dataset:
+@register("folder", conflicts=one_train_list)
+def load_folder(root: str | Path | None, train_list: str = "auto") -> Dataset:
     base = find_base(root, [""], NEEDED, "a data set of your own")
     class_names = read_class_names(base / "classes.txt")
     (train, train_problems), (test, test_problems) = (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data.dataset import DataError, Dataset, Picture, find_base, read_list
+from data.dataset import DataError, Dataset, Picture, find_base, read_list, register
 
 CLASS_NAMES = (
     *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
@@ -33,6 +33,7 @@ TRAIN_NOTICE = (
 )
 
 
+@register("voc")
 def load_voc(root: str | Path | None, train_list: str = "auto") -> Dataset:
     """VOC below `root`; `train_list` is "train", "train_aug" or "auto" (train_aug where it is at hand)."""
     base = find_base(root, PLACES, ["JPEGImages"], "PASCAL VOC 2012")

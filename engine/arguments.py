@@ -1,21 +1,24 @@
 """From the command line of train.py to a valid config."""
 
+from collections.abc import Iterator
+
 from configs.layers import FOLDER
+from configs.registry import Registry
 from configs.schema import Config, ConfigError, load_config
+from data import DATASETS
 from data.protocols import PROTOCOLS
 from methods import METHODS, PHASES, UPDATES, make_method, published_strength
-from models.segmenter import BODIES
+from models import BACKBONES
+from tracking.tracker import TRACKERS
+
+REGISTRIES: tuple[Registry, ...] = (DATASETS, BACKBONES, METHODS, PHASES, UPDATES, TRACKERS)
 
 
 def read_config(arguments: list[str]) -> Config:
     """Overlays and key.sub=value overrides as one config, the published lambda filled in, or ConfigError."""
     overlays = [a for a in arguments if "=" not in a]
     overrides = [a for a in arguments if "=" in a]
-    config = load_config(overlays, overrides, {"method.name": sorted(METHODS), "model.body": list(BODIES)})
-    try:
-        make_method(config.method.name, config.method.cross_entropy, config.method.options)
-    except ValueError as error:
-        raise ConfigError([str(error)]) from error
+    config = load_config(overlays, overrides, REGISTRIES)
     check_observers(config)
     strength = config.method.strength
     if strength is None:
@@ -24,7 +27,7 @@ def read_config(arguments: list[str]) -> Config:
 
 
 def check_observers(config: Config) -> None:
-    able = [name for name in sorted(METHODS) if make_method(name).state_dict()]
+    able = [name for name in METHODS if make_method(name).state_dict()]
     wrong = [name for name in config.method.also_observe if name not in able]
     if wrong:
         raise ConfigError([f"method.also_observe: {wrong[0]!r} is not one of {', '.join(able)}"])
@@ -36,12 +39,30 @@ def check_observers(config: Config) -> None:
         )
 
 
+def without_effect(config: Config) -> Iterator[str]:
+    """A notice for each setting of `phase` and `update` that is no default, but that the chosen one does not use."""
+    default, phase, update = load_config([]), config.phase, config.update
+    measured = (
+        {"p", "every"} if config.run.flatness else set()
+    )  # where run.flatness looks, whatever the phase
+    # The lambda of plain training is method.strength.
+    keys = set() if phase.name == "descent" else set(PHASES.find(phase.name).keys)
+    used = {"phase": keys | measured, "update": set(UPDATES.find(update.name).keys)}
+    for section, ours, usual in (("phase", phase, default.phase), ("update", update, default.update)):
+        for key, value in ours:
+            is_used = key in used[section] or key in ("name", "from_step", "options")
+            if not is_used and value != getattr(usual, key):
+                yield f"{section}.{key}={value} has no effect with {section}.name={ours.name}"
+
+
 def help_text(about: str) -> str:
     """`about`, every name to choose from, and every key with its default."""
-    protocols = "\n".join(f"  {name}: {', '.join(PROTOCOLS[name])}" for name in PROTOCOLS)
+    protocols = "\n".join(f"  {name}: {', '.join(PROTOCOLS[name])}" for name in DATASETS if name in PROTOCOLS)
     return (
-        f"{about}\nMethods (method.name): {', '.join(sorted(METHODS))}\nPhases (phase.name): {', '.join(PHASES)}\n"
+        f"{about}\nMethods (method.name): {', '.join(METHODS)}\nPhases (phase.name): {', '.join(PHASES)}\n"
         f"Update rules (update.name): {', '.join(UPDATES)}\n"
-        f"Bodies (model.body): {', '.join(BODIES)}\nProtocols (data.protocol), by data.dataset:\n{protocols}\n\n"
+        f"Backbones (model.body): {', '.join(BACKBONES)}\n"
+        f"Trackers (run.tracker): {', '.join(TRACKERS)}\nData sets (data.dataset): {', '.join(DATASETS)}\n"
+        f"Protocols (data.protocol), by data.dataset:\n{protocols}\n\n"
         f"Every key with its default:\n\n{(FOLDER / 'base.yaml').read_text(encoding='utf-8')}"
     )

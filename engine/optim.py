@@ -22,10 +22,11 @@ def iterations_of(train: TrainConfig | Mapping, num_images: int, step: int) -> i
 
 def last_iteration_of(config: Config | Mapping, num_images: int, step: int) -> int:
     """The iteration with which a step ends: T, unless its phase stops earlier."""
-    phase = _setting(config, "phase")
-    choices = {name: _setting(phase, name) for name in ("name", "p", "from_step")}  # no other moves the end
-    total = iterations_of(_setting(config, "train"), num_images, step)
-    return make_phase(strength=1.0, step=step, **choices).last_iteration(total)
+    phase, train = _setting(config, "phase"), _setting(config, "train")
+    settings = phase if isinstance(phase, Mapping) else phase.model_dump()
+    epoch = iterations_per_epoch(num_images, _setting(train, "batch_size"), step)
+    total = iterations_of(train, num_images, step)
+    return make_phase(strength=1.0, step=step, epoch=epoch, **settings).last_iteration(total)
 
 
 def _setting(section: Any, name: str) -> Any:

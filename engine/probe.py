@@ -41,7 +41,7 @@ def places_of(config: Config, step: Step, *, epoch: int, total: int, last: int) 
     """
     if config.run.flatness == 0 or step.index == 0:
         return {}
-    options = config.phase.model_dump() | {"name": "altersgd", "from_step": 0}
+    options = config.phase.model_dump() | {"name": "altersgd", "from_step": 0, "options": {}}
     phase = make_phase(step=0, strength=config.method.strength, epoch=epoch, **options)
     assert isinstance(phase, AlterSGD)
     boundary = phase.boundary(total)

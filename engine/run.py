@@ -16,6 +16,7 @@ from data.index import build_index, content_digest
 from data.loaders import iterations_per_epoch, micro_batch_size
 from data.protocols import Step, configured_steps
 from engine import identity
+from engine.arguments import without_effect
 from engine.optim import iterations_of
 from engine.placement import Placement
 from engine.ranks import Ranks, StopRequest, be_deterministic, gather_objects, main_rank_first
@@ -24,7 +25,7 @@ from engine.run_folder import RunError, RunFolder
 from engine.scores import drop_from, evaluation_name, scores_of
 from engine.start import settle_start
 from methods import AlterSGD, Descent, make_phase
-from tracking.tensorboard import Board
+from tracking.tracker import Trackers, make_trackers
 
 FACTS = (
     "classes",
@@ -43,7 +44,7 @@ class Run:
     steps: list[Step]
     train_images: list[list[int]]  # of each step: positions in dataset.train
     test_classes: list[frozenset[int]]
-    board: Board
+    board: Trackers
     results: dict
     evaluation: str | None = None  # the name of a setting for scores that is not the run's own
 
@@ -136,20 +137,19 @@ def prepare(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
     }
     folder = open_folder(config, ranks, steps, results)
     evaluation = evaluation_name(results, config.model_dump(mode="json"))
-    board = Board(
+    board = make_trackers(
+        config.run.tracker,
+        ranks.is_main,
         folder.board(evaluation),
         about=dump_config(config),
         old=[dataset.class_names[c] for c in steps[0].seen],
         new=[dataset.class_names[c] for step in steps[1:] for c in step.new],
-        enabled=ranks.is_main,
     )
     run = Run(config, ranks, stop, folder, dataset, steps, chosen, test_classes, board, results, evaluation)
-    if board.is_new and run.scores:  # they came with train.start_from
-        board.open()
-        for result in run.scores:
-            board.results(result, run.iterations_until(steps[result["step"]]))
+    # A tracker that is new does not know the steps that came with train.start_from.
+    board.catch_up((result, run.iterations_until(steps[result["step"]])) for result in run.scores)
     iterations = [run.iterations(step) for step in steps]  # raises if a step has fewer images than a batch
-    for notice in [*dataset.notices, *ends_on_an_ascent(run)]:
+    for notice in [*dataset.notices, *ends_on_an_ascent(run), *without_effect(config)]:
         run.say(f"note: {notice}")
     run.say(
         f"{folder.path}: {config.method.name} / {config.phase.name}, strength {config.method.strength:g}\n"

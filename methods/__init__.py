@@ -1,23 +1,18 @@
-"""Every method and phase. A new method is one new file in this folder: it registers itself by being there."""
-
-import importlib
-import pkgutil
+"""Methods, phases and update rules. A new one is one new file in this folder, in phases/ or in updates/."""
 
 from methods.base import (
     METHODS,
-    Descent,
     Method,
+    Output,
     Weights,
     WithObservers,
     make_method,
     published_strength,
     register,
 )
-from methods.phases.altersgd import PHASES, AlterSGD, Consolidate, make_phase
+from methods.phases.altersgd import AlterSGD, Consolidate
+from methods.phases.descent import PHASES, Descent, make_phase
 from methods.updates.plain import UPDATES, Evaluate, Update, make_update
-
-for _module in pkgutil.walk_packages(__path__, f"{__name__}."):
-    importlib.import_module(_module.name)
 
 __all__ = [
     "METHODS",
@@ -28,6 +23,7 @@ __all__ = [
     "Descent",
     "Evaluate",
     "Method",
+    "Output",
     "Update",
     "Weights",
     "WithObservers",

@@ -1,4 +1,4 @@
-"""What a method and a phase are.
+"""What a method is.
 
 A method says what the terms of the objective are, a phase says with which two numbers they are weighed, and the optimizer
 knows neither:
@@ -11,17 +11,17 @@ So every method runs under every phase, resuming needs no phase state, and all r
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from torch import Tensor, nn
-from torch.optim import Optimizer
 
+from configs.registry import Conflicts, Registry, Settings
 from data.protocols import Step
 from methods.losses import fused
 from methods.losses import plain as losses
 
 MethodClass = TypeVar("MethodClass", bound=type["Method"])
-METHODS: dict[str, type["Method"]] = {}
+METHODS: Registry[type["Method"]] = Registry("method.name", "methods")
 TEACHER_HOOKS = ("survey", "targets", "retention_losses")
 LOSSES = {"plain": losses, "fused": fused}  # the same functions twice
 
@@ -30,18 +30,31 @@ def register(name: str) -> Callable[[MethodClass], MethodClass]:
     """Class decorator: make a method selectable as `method.name=<name>`."""
 
     def add(cls: MethodClass) -> MethodClass:
-        if name in METHODS and METHODS[name].__qualname__ != cls.__qualname__:
-            raise ValueError(f"two methods are registered as {name!r}: {METHODS[name]} and {cls}")
         wants = [hook for hook in TEACHER_HOOKS if getattr(cls, hook) is not getattr(Method, hook)]
         if wants and not cls.needs_teacher:
             raise ValueError(
                 f"{cls.__name__} has {wants[0]}, which is never called without a teacher: set needs_teacher = True"
             )
         cls.name = name
-        METHODS[name] = cls
-        return cls
+        return METHODS.register(name)(cls)
 
     return add
+
+
+class Output(Protocol):
+    """What a network gives for a batch, as a method reads it."""
+
+    @property
+    def logits(self) -> Tensor:
+        """B x C x H x W, at the resolution of the images."""
+
+    @property
+    def features(self) -> Tensor:
+        """What the backbone gives."""
+
+    @property
+    def stages(self) -> tuple[Tensor, ...]:
+        """With `needs_stages`: each stage of the backbone before its activation, the head, the logits before upsampling."""
 
 
 @dataclass(frozen=True)
@@ -67,20 +80,15 @@ class Method:
     losses = losses  # or methods.losses.fused
     # The published lambda, by protocol where it differs: {"default": 10.0, "15-1": 100.0}.
     strength: float | dict[str, float] = 0.0
-    # A method's own settings with their defaults; `method.options` in the config may change them.
-    options: dict[str, Any] = {}
+    Options = Settings  # a method's own settings: `method.options` in the config, `self.options` here
 
     def __init__(self, cross_entropy: str = "all", **options: Any):
-        unknown = sorted(set(options) - set(self.options))
-        if unknown:
-            known = ", ".join(self.options) or "none"
-            raise ValueError(
-                f"method.options.{unknown[0]}: method {self.name!r} has no such option (it has: {known})"
-            )
-        self.mean_over = cross_entropy
-        for option, value in {**self.options, **options}.items():
-            setattr(self, option, value)
-        self.num_old = 1
+        self.mean_over, self.options, self.num_old = cross_entropy, self.Options(**options), 1
+
+    @classmethod
+    def conflicts(cls, config: Any) -> Conflicts:
+        """What of the config the method cannot work with: pairs of a key and what is wrong with its value."""
+        return iter(())
 
     def begin_step(self, model: nn.Module, step: Step) -> None:
         """Called with the model as the step starts from it: classes added, classifier initialised."""
@@ -93,14 +101,14 @@ class Method:
     def surveys(self) -> bool:
         return type(self).survey is not Method.survey
 
-    def survey(self, pictures: Iterable[tuple[Tensor, Any]]) -> None:
+    def survey(self, pictures: Iterable[tuple[Tensor, Output]]) -> None:
         """Called before the first iteration of a step from step 1 on, if overridden: one epoch of (labels, teacher's output).
 
         What it finds belongs into `state_dict`: a resumed step does not look again. Under several ranks each sees its own
         pictures.
         """
 
-    def targets(self, labels: Tensor, teacher: Any) -> Tensor:
+    def targets(self, labels: Tensor, teacher: Output) -> Tensor:
         """The labels that l_seg is given, from step 1 on if `needs_teacher`: a method may rewrite them."""
         return labels
 
@@ -108,7 +116,7 @@ class Method:
         """l_seg: the term that a phase flips."""
         return self.losses.cross_entropy(logits, labels, self.mean_over)
 
-    def retention_losses(self, student: Any, teacher: Any) -> dict[str, Tensor]:
+    def retention_losses(self, student: Output, teacher: Output) -> dict[str, Tensor]:
         """R as named terms, flipped by phase.flip=all alone. Called from step 1 on, with the outputs of both models, if `needs_teacher`."""
         return {}
 
@@ -171,7 +179,7 @@ class WithObservers(Method):
 
 
 def published_strength(name: str, protocol: str | None) -> float:
-    strength = METHODS[name].strength
+    strength = METHODS.find(name).strength
     if isinstance(strength, dict):
         strength = strength.get(protocol or "default", strength["default"])
     return float(strength)
@@ -180,42 +188,8 @@ def published_strength(name: str, protocol: str | None) -> float:
 def make_method(
     name: str, cross_entropy: str = "all", options: dict[str, Any] | None = None, losses: str = "plain"
 ) -> Method:
-    if name not in METHODS:
-        raise ValueError(f"method.name: {name!r} is not one of {', '.join(sorted(METHODS))}")
-    method = METHODS[name](cross_entropy, **(options or {}))
+    make = METHODS.find(name)
+    METHODS.check_options(name, options or {})
+    method = make(cross_entropy, **(options or {}))
     method.losses = LOSSES[losses]
     return method
-
-
-class Descent:
-    """Plain training: every iteration descends l_seg + lambda R."""
-
-    def __init__(self, keep: float = 1.0):
-        self.lambda_a = keep
-
-    def __call__(self, iteration: int, total: int) -> Weights:
-        """The weights of update number `iteration` (from 1, as in Algorithm 1) out of `total`."""
-        return Weights(learn=1.0, keep=self.lambda_a)
-
-    def boundary(self, total: int) -> int:
-        """The last iteration of normal training."""
-        return total
-
-    def last_iteration(self, total: int) -> int:
-        """Where the step ends; the learning rates are those of a step of `total` iterations."""
-        return total
-
-    def updates(self, iteration: int, total: int) -> bool:
-        """Whether the iteration changes the weights, or only passes its images through the network."""
-        return True
-
-    def batch_of(self, iteration: int, total: int) -> int:
-        """Which batch of the step's stream (from 1) the iteration trains on."""
-        return iteration
-
-    def schedule_iteration(self, iteration: int, total: int) -> int:
-        """The iteration whose learning rate is used."""
-        return iteration
-
-    def prepare(self, optimizer: Optimizer, iteration: int, total: int) -> None:
-        """Called before each update, for what a phase changes in the optimizer itself."""

@@ -4,16 +4,19 @@ The diagonal Fisher information is a moving average of squared gradients, F <- a
 one and carried over from step to step.
 """
 
+from configs.registry import Probability, Settings
 from methods.base import register
 from methods.importance import ImportanceMethod, Tensors, extend, min_max, trainable, update_fisher
 
 
 @register("ewc")
 class EWC(ImportanceMethod):
+    class Options(Settings):
+        decay: Probability = 0.9
+
+    options: Options
     strength = 500.0
-    options = {"decay": 0.9}
     statistics = ("fisher",)
-    decay: float
     fisher: Tensors
 
     def begin_step(self, model, step) -> None:
@@ -21,7 +24,7 @@ class EWC(ImportanceMethod):
         extend(self.fisher, trainable(model), 1.0)
 
     def observe(self, parameters: Tensors, gradients: Tensors, sign: float) -> None:
-        update_fisher(self.fisher, gradients, self.decay)
+        update_fisher(self.fisher, gradients, self.options.decay)
 
     def importance(self, parameters: Tensors) -> Tensors:
         return min_max(self.fisher)

@@ -5,19 +5,22 @@ Both terms have weight 100 in MiB's experiments; `feature_ratio` is the weight o
 
 from torch import Tensor
 
+from configs.registry import NonNegative, Settings
 from methods.base import Method, register
 
 
 @register("ilt")
 class ILT(Method):
+    class Options(Settings):
+        feature_ratio: NonNegative = 1.0
+
+    options: Options
     needs_teacher = True
     strength = 100.0
-    options = {"feature_ratio": 1.0}
-    feature_ratio: float
 
     def retention_losses(self, student, teacher) -> dict[str, Tensor]:
         return {
             "distillation": self.losses.distillation(student.logits, teacher.logits),
-            "features": self.feature_ratio
+            "features": self.options.feature_ratio
             * self.losses.feature_distillation(student.features, teacher.features),
         }

@@ -26,12 +26,13 @@ too.
 
 import math
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
+from configs.registry import NonNegative, Settings
 from data.protocols import BACKGROUND, IGNORE_INDEX
 from methods.base import Method, register
 
@@ -42,18 +43,18 @@ PAPER_BINS = 0x3F80 + 1  # the leading 16 bits of the floats from 0 to 1
 
 @register("plop")
 class PLOP(Method):
+    class Options(Settings):
+        logits_ratio: NonNegative = 0.05  # weight of the logits' term relative to the others
+        median: Literal["code", "paper"] = "paper"
+        minimum: NonNegative = 0.001
+
+    options: Options
     needs_teacher = True
     needs_stages = True
     strength = 0.01
-    options = {"logits_ratio": 0.05, "median": "paper", "minimum": 0.001}
-    logits_ratio: float  # weight of the logits' term relative to the others
-    median: str
-    minimum: float
 
     def __init__(self, cross_entropy: str = "all", **options: Any):
         super().__init__(cross_entropy, **options)
-        if self.median not in MEDIANS:
-            raise ValueError(f"method.options.median: {self.median!r} is not one of {', '.join(MEDIANS)}")
         self.thresholds: Tensor | None = None  # of u, by old class
         self.num_classes = 1
 
@@ -66,8 +67,8 @@ class PLOP(Method):
         model.init_new_from_background()
 
     def survey(self, pictures: Iterable[tuple[Tensor, Any]]) -> None:
-        bins, bin_of, median_of = MEDIANS[self.median]
-        scale = self.num_old * math.log(self.num_classes) if self.median == "code" else 1.0
+        bins, bin_of, median_of = MEDIANS[self.options.median]
+        scale = self.num_old * math.log(self.num_classes) if self.options.median == "code" else 1.0
         counts = torch.zeros(self.num_old * bins, dtype=torch.long)
         for labels, teacher in pictures:
             u, guess = uncertainty(teacher.logits)
@@ -77,7 +78,7 @@ class PLOP(Method):
         if dist.is_available() and dist.is_initialized():
             dist.all_reduce(counts)
         medians = median_of(counts.view(self.num_old, bins))
-        self.thresholds = scale * medians.clamp(min=self.minimum)
+        self.thresholds = scale * medians.clamp(min=self.options.minimum)
 
     def targets(self, labels: Tensor, teacher) -> Tensor:
         if self.thresholds is None:
@@ -103,7 +104,7 @@ class PLOP(Method):
         scores = torch.cat((background, scores[:, 1:num_old]), dim=1)
         return {
             "features": factor * sum(pod(one, other) for one, other in zip(ours, theirs, strict=True)),
-            "logits": factor * self.logits_ratio * pod(scores, old_scores),
+            "logits": factor * self.options.logits_ratio * pod(scores, old_scores),
         }
 
     def state_dict(self) -> dict[str, Any]:

@@ -7,6 +7,7 @@ and half with the old score, and omega = min_max(F) + min_max(score).
 
 import torch
 
+from configs.registry import Probability, Settings, Size
 from methods.base import register
 from methods.importance import (
     ImportanceMethod,
@@ -22,12 +23,14 @@ from methods.importance import (
 
 @register("rw")
 class RiemannianWalk(ImportanceMethod):
+    class Options(Settings):
+        decay: Probability = 0.9
+        every: Size = 10
+
+    options: Options
     strength = 100.0
-    options = {"decay": 0.9, "every": 10}
     statistics = ("fisher", "score", "path", "previous", "clock")
     largest = 2.0
-    decay: float
-    every: int
     fisher: Tensors
     score: Tensors
     path: Tensors
@@ -42,10 +45,10 @@ class RiemannianWalk(ImportanceMethod):
         self.clock = {"observations": 0}
 
     def observe(self, parameters: Tensors, gradients: Tensors, sign: float) -> None:
-        if self.clock["observations"] % self.every == 0:
+        if self.clock["observations"] % self.options.every == 0:
             self._walk(parameters, gradients, sign)
         self.clock["observations"] += 1
-        update_fisher(self.fisher, gradients, self.decay)
+        update_fisher(self.fisher, gradients, self.options.decay)
 
     def _walk(self, parameters: Tensors, gradients: Tensors, sign: float) -> None:
         move = move_since(self.previous, parameters)

@@ -1,5 +1,6 @@
-"""Networks: a body, a DeepLab-v3 head and one classifier per step."""
+"""Networks: a backbone, a DeepLab-v3 head and one classifier per step."""
 
-from models.segmenter import BODIES, Output, Segmenter, build_segmenter
+from models.backbone import BACKBONES
+from models.segmenter import Output, Segmenter, build_segmenter
 
-__all__ = ["BODIES", "Output", "Segmenter", "build_segmenter"]
+__all__ = ["BACKBONES", "Output", "Segmenter", "build_segmenter"]

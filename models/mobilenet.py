@@ -8,6 +8,7 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.backbone import register
 from models.norm import ABN, NormFactory
 
 STAGE_ENDS = (
@@ -110,5 +111,6 @@ def _dilate(features: nn.Module, output_stride: int) -> None:
                 reached *= 2
 
 
+@register("mobilenet_v2")
 def mobilenet_v2(*, output_stride: int, norm: NormFactory) -> MobileNetV2:
     return MobileNetV2(output_stride=output_stride, norm=norm)

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from models.backbone import register
 from models.norm import LEAKY_SLOPE, NormFactory, add_and_activate
 
 
@@ -130,22 +131,27 @@ class ResNet(nn.Module):
         return features
 
 
+@register("resnet18")
 def resnet18(*, output_stride: int, norm: NormFactory) -> ResNet:
     return ResNet(BasicBlock, (2, 2, 2, 2), output_stride=output_stride, norm=norm)
 
 
+@register("resnet34")
 def resnet34(*, output_stride: int, norm: NormFactory) -> ResNet:
     return ResNet(BasicBlock, (3, 4, 6, 3), output_stride=output_stride, norm=norm)
 
 
+@register("resnet50")
 def resnet50(*, output_stride: int, norm: NormFactory) -> ResNet:
     return ResNet(Bottleneck, (3, 4, 6, 3), output_stride=output_stride, norm=norm)
 
 
+@register("resnet101")
 def resnet101(*, output_stride: int, norm: NormFactory) -> ResNet:
     return ResNet(Bottleneck, (3, 4, 23, 3), output_stride=output_stride, norm=norm)
 
 
+@register("resnet_tiny")
 def resnet_tiny(*, output_stride: int, norm: NormFactory, width: int = 16) -> ResNet:
     """About 0.3 M parameters, for generated pictures of 64 pixels."""
     return ResNet(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -12,19 +12,10 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from models.backbone import build_backbone
 from models.deeplabv3 import DeepLabV3
-from models.mobilenet import mobilenet_v2
 from models.norm import make_norm
-from models.resnet import resnet18, resnet34, resnet50, resnet101, resnet_tiny
 
-BODIES: dict[str, Callable[..., Any]] = {
-    "resnet101": resnet101,
-    "resnet50": resnet50,
-    "resnet34": resnet34,
-    "resnet18": resnet18,
-    "resnet_tiny": resnet_tiny,
-    "mobilenet_v2": mobilenet_v2,
-}
 HEAD_DILATIONS = {8: (12, 24, 36), 16: (6, 12, 18)}
 POOLING_PIXELS = 512  # side of the image-pooling window in eval, in input pixels: the published crop
 
@@ -37,7 +28,7 @@ class Output(NamedTuple):
 
 
 class Segmenter(nn.Module):
-    body: Any  # one of BODIES: a module with `stages` and `out_channels`
+    body: Any  # a module that is a Backbone
     classifiers: Any  # a ModuleList of nn.Conv2d
 
     def __init__(self, body: nn.Module, head: DeepLabV3, body_name: str = "") -> None:
@@ -115,12 +106,10 @@ def build_segmenter(
     `dilations` of the head: None takes those of the output stride (6, 12, 18 at 16; twice that at 8). `pooling` is the side of its
     image-pooling window in eval: None takes POOLING_PIXELS.
     """
-    if body not in BODIES:
-        raise ValueError(f"unknown body {body!r}: model.body is one of {', '.join(BODIES)}")
     if output_stride not in HEAD_DILATIONS:
         raise ValueError(f"model.output_stride is 8 or 16, not {output_stride!r}")
     make = make_norm(norm, group)
-    network = BODIES[body](output_stride=output_stride, norm=make)
+    network: Any = build_backbone(body, output_stride=output_stride, norm=make)
     head = DeepLabV3(
         network.out_channels,
         head_channels,

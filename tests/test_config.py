@@ -5,8 +5,10 @@ from pathlib import Path
 import pytest
 
 from configs import ConfigError, config_differences, dump_config, load_config, yaml_core
+from configs.registry import Registry
 from configs.schema import Config
 from data.protocols import PROTOCOLS
+from engine.arguments import REGISTRIES
 from methods import METHODS as REGISTERED
 
 FOLDER = Path(__file__).parent.parent / "configs"
@@ -19,9 +21,9 @@ KEYS = [
 ]
 
 
-def problems(*overrides, overlays=(), choices=None):
+def problems(*overrides, overlays=(), registries=REGISTRIES):
     with pytest.raises(ConfigError) as caught:
-        load_config(overlays, overrides, choices)
+        load_config(overlays, overrides, registries)
     assert str(caught.value) == "\n".join(caught.value.problems)
     return caught.value.problems
 
@@ -73,7 +75,7 @@ def test_protocol_overlay(path):
 def test_method_and_phase_overlays_combine(path, phase):
     config = load_config(
         [FOLDER / "ade/100-10.yaml", path, FOLDER / f"{phase}.yaml"],
-        choices={"method.name": list(REGISTERED)},
+        registries=REGISTRIES,
     )
     assert (config.data.protocol, config.method.name, config.phase.name) == ("100-10", path.stem, phase)
     assert config.method.strength is None, "the protocol decides the published strength"
@@ -300,9 +302,12 @@ def test_the_nickname_of_15_1_is_known():
 
 
 def test_choices_of_the_caller():
-    choices = {"method.name": METHODS, "model.body": ["resnet101"]}
-    assert problems("method.name=mip", "model.body=resnet", choices=choices) == [
-        "method.name: 'mip' is not one of ft, lwf, lwf_mc, ilt, mib, ewc, pi, rw, plop (did you mean mib?) [command line]",
+    methods, bodies = Registry("method.name", "methods.losses"), Registry("model.body", "methods.losses")
+    for registry, names in ((methods, METHODS), (bodies, ["resnet101"])):
+        for name in names:
+            registry.register(name)(object)
+    assert problems("method.name=mip", "model.body=resnet", registries=[methods, bodies]) == [
+        "method.name: 'mip' is not one of ewc, ft, ilt, lwf, lwf_mc, mib, pi, plop, rw (did you mean mib?) [command line]",
         "model.body: 'resnet' is not one of resnet101 (did you mean resnet101?) [command line]",
     ]
 

@@ -171,7 +171,7 @@ def test_bad_roots(tmp_path, name, place, said):
 
 
 def test_unknown_data_set(tmp_path):
-    with pytest.raises(DataError, match="voc, ade, folder"):
+    with pytest.raises(DataError, match="ade, folder, voc"):
         load_dataset("coco", tmp_path)
 
 

@@ -6,8 +6,9 @@ import pytest
 import torch
 from toys import STEPS, ToySegmenter, toy_batch, weighted_loss
 
-from methods.base import Descent, Weights, make_method, published_strength
+from methods.base import Weights, make_method, published_strength
 from methods.phases.altersgd import AlterSGD, Consolidate
+from methods.phases.descent import Descent
 
 NAMES = ("ewc", "pi", "rw")
 ALPHA = 0.9

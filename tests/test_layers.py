@@ -7,12 +7,11 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LEAVES = ("configs", "data", "models", "methods", "metrics", "tracking")
-# What every leaf may know of another: the vocabulary of steps and classes, and what a user's mistake is.
-VOCABULARY = {"configs.errors", "data.protocols"}
+# What every leaf may know of another: steps and classes, what a user's mistake is, and how things are chosen by name.
+VOCABULARY = {"configs.errors", "configs.registry", "data.protocols"}
 # What else a leaf may know of another, and why.
 BETWEEN_LEAVES = {
     "models": {"data.vision"},  # the one place that imports torchvision
-    "methods": {"models.segmenter"},  # the outputs that a method reads
     "tracking": {"data.palette", "metrics.continual"},  # colours and groups of classes, as they are shown
 }
 ROOMS = {

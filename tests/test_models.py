@@ -9,7 +9,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from data.vision import torchvision
-from models import BODIES, build_segmenter
+from models import BACKBONES, build_segmenter
 from models.deeplabv3 import DeepLabV3
 from models.mobilenet import DilatedDepthwise
 from models.norm import NORMS, make_norm
@@ -43,7 +43,8 @@ def test_published_sizes():
 
 
 @pytest.mark.parametrize(
-    "name", mostly_slow([name for name in BODIES if name != "resnet_tiny"], fast=["resnet18", "mobilenet_v2"])
+    "name",
+    mostly_slow([name for name in BACKBONES if name != "resnet_tiny"], fast=["resnet18", "mobilenet_v2"]),
 )
 def test_parameters_are_named_as_in_torchvision(name):
     with torch.device("meta"):
@@ -58,7 +59,7 @@ def test_parameters_are_named_as_in_torchvision(name):
     assert {key: tensor.shape for key, tensor in ours.items()} == theirs
 
 
-@pytest.mark.parametrize("name", mostly_slow(BODIES, fast=["resnet_tiny", "resnet18"]))
+@pytest.mark.parametrize("name", mostly_slow(BACKBONES, fast=["resnet_tiny", "resnet18"]))
 @pytest.mark.parametrize("output_stride", [8, 16])
 def test_output_stride(name, output_stride):
     with torch.device("meta"):
@@ -109,8 +110,8 @@ def test_dilated_mobilenet_sees_the_places_the_strided_one_sees(output_stride):
     """Every n-th value of the dilated map is the map of the plain network."""
     norm = make_norm("abn")
     torch.manual_seed(0)
-    plain = BODIES["mobilenet_v2"](output_stride=32, norm=norm).eval()
-    dilated = BODIES["mobilenet_v2"](output_stride=output_stride, norm=norm).eval()
+    plain = BACKBONES["mobilenet_v2"](output_stride=32, norm=norm).eval()
+    dilated = BACKBONES["mobilenet_v2"](output_stride=output_stride, norm=norm).eval()
     dilated.load_state_dict(plain.state_dict())
     x = torch.randn(1, 3, 97, 97)
     step = 32 // output_stride
@@ -314,7 +315,7 @@ def test_frozen_copy_is_a_teacher():
 
 
 def test_refused_settings_name_the_choices():
-    with pytest.raises(ValueError, match=r"resnet101.*mobilenet_v2"):
+    with pytest.raises(ValueError, match=r"mobilenet_v2.*resnet101"):
         build_segmenter("vgg")
     with pytest.raises(ValueError, match="8 or 16"):
         build_segmenter("resnet18", output_stride=4)

@@ -9,8 +9,7 @@ from PIL import Image
 
 import train
 from configs import load_config
-from methods import METHODS
-from models.segmenter import BODIES
+from engine.arguments import REGISTRIES
 
 EXAMPLE = Path(train.__file__).parent / "configs/own-data-example.yaml"
 CLASSES = ("road", "building", "tree", "car", "person")
@@ -81,8 +80,7 @@ def test_disjoint_shows_no_future_class(run, tmp_path):
 
 
 def test_the_example_is_a_valid_config_of_known_names():
-    choices = {"method.name": sorted(METHODS), "model.body": list(BODIES)}
-    config = load_config([EXAMPLE], ["data.root=/somewhere"], choices)
+    config = load_config([EXAMPLE], ["data.root=/somewhere"], REGISTRIES)
     assert config.data.dataset == "folder" and config.data.protocol is None
     assert sorted(name for step in config.data.steps for name in step) == sorted(CLASSES)
 

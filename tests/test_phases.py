@@ -10,8 +10,9 @@ import torch
 from torch import nn
 from toys import STEPS, ToySegmenter, toy_batch, weighted_loss
 
-from methods.base import Descent, Weights, make_method
-from methods.phases.altersgd import AlterSGD, Consolidate, Pause, Stop, make_phase
+from methods.base import Weights, make_method
+from methods.phases.altersgd import AlterSGD, Consolidate, Pause, Stop
+from methods.phases.descent import Descent, make_phase
 
 
 def signs(phase, total: int) -> list[float]:

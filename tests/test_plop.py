@@ -119,7 +119,7 @@ def test_what_is_held(num_new):
     assert terms["features"].item() == pytest.approx(features, rel=1e-10)
     assert terms["logits"].item() == pytest.approx(factor * 0.3 * slow_pod(merged, old_scores), rel=1e-10)
     published = make_method("plop")
-    assert published.strength * published.logits_ratio == pytest.approx(0.0005)
+    assert published.strength * published.options.logits_ratio == pytest.approx(0.0005)
 
 
 # -------------------------------------------------------------------------------------------------------- pseudo-labels

@@ -24,6 +24,7 @@ from tracking.drawing import COLUMNS, GAP, TILE_HEIGHT, TITLE_HEIGHT, Logged
 from tracking.progress import Progress
 from tracking.shown import FINAL_METRICS, hyperparameters, layout, pictures_to_show
 from tracking.tensorboard import Board
+from tracking.tracker import TRACKERS, make_trackers
 
 EVERYTHING = {"scalars": 0, "images": 0, "tensors": 0}
 STEPS = (Step(0, (), (7,)), Step(1, (7,), (15,)))
@@ -254,8 +255,8 @@ def test_hyperparameters_are_always_complete(phase):
     )
 
 
-def test_a_board_that_is_not_enabled_writes_nothing(tmp_path):
-    board = Board(tmp_path, enabled=False)
+def test_no_tracker_writes_on_other_ranks_than_the_first(tmp_path):
+    board = make_trackers(TRACKERS, enabled=False, folder=tmp_path)
     board.open(at=1)
     board.scalars({"a": 1.0}, 1)
     board.picture(0, np.zeros((2, 2, 3)), np.zeros((2, 2), int), np.zeros((2, 2), int), STEPS[0], 1)

@@ -261,7 +261,7 @@ def test_two_penalised_updates_add_what_a_pair_of_altersgd_moves():
 
 @pytest.mark.parametrize("phase", PHASES)
 @pytest.mark.parametrize("method", sorted(METHODS))
-@pytest.mark.parametrize("update", [name for name in UPDATES if name != "plain"])
+@pytest.mark.parametrize("update", UPDATES)
 def test_every_rule_trains_every_method_under_every_phase(update, method, phase, begin):
     trainee = begin("optim.lr_later=0.001", f"phase.name={phase}", f"update.name={update}", method=method)
     if type(trainee.method).survey is not Method.survey:
@@ -289,7 +289,7 @@ def test_a_rule_begins_at_its_step_and_unknown_ones_are_refused():
         "SAM",
     ]
     assert make_update("sam", step=1, **settings).rho == 0.1
-    with pytest.raises(ValueError, match=r"update.name: 'samm' is not one of plain.*sam"):
+    with pytest.raises(ValueError, match=r"update.name: 'samm' is not one of .*plain, sam"):
         make_update("samm", step=1, **settings)
 
 

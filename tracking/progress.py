@@ -1,4 +1,4 @@
-"""What a person sees while a step trains: a progress bar, and scalars in TensorBoard."""
+"""What a person sees while a step trains: a progress bar, and scalars for the trackers."""
 
 import sys
 import time
@@ -9,7 +9,7 @@ from torch import Tensor
 from tqdm import tqdm
 
 from tracking.drawing import Curves, Logged
-from tracking.tensorboard import Board
+from tracking.tracker import Tracker
 
 SECONDS_BETWEEN_LINES = 30  # in a log file
 
@@ -23,7 +23,7 @@ class Progress:
 
     def __init__(
         self,
-        board: Board,
+        board: Tracker,
         title: str,
         total: int,
         done: int,

@@ -9,8 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial, wraps
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,38 +21,20 @@ from data.protocols import IGNORE_INDEX, Step
 from tracking import drawing
 from tracking.shown import FINAL_METRICS, FIRST_COLUMNS, hyperparameters, layout
 from tracking.text import markdown, printable
+from tracking.tracker import Tracker, metrics_of, register, while_it_can
+
+PAGE = "http://localhost:6006/#custom_scalars&_smoothingWeight=0"
 
 
-def while_it_can(method: Callable[..., None]) -> Callable[..., None]:
-    """Curves are not worth a run: on a full disk it goes on without them, until a step opens a new file."""
+@register("tensorboard")
+class Board(Tracker):
+    """A SummaryWriter that knows the names used here."""
 
-    @wraps(method)
-    def sturdy(board: "Board", *arguments: Any, **options: Any) -> None:
-        try:
-            method(board, *arguments, **options)
-        except OSError as error:
-            board.give_up(error)
+    writer: Any = None  # a SummaryWriter: a second to import
 
-    return sturdy
-
-
-class Board:
-    """A SummaryWriter that knows the names used here. On ranks other than the first it writes nothing.
-
-    `about` is the text of the config, `old` and `new` name the classes of the first step and of all later ones.
-    """
-
-    def __init__(
-        self,
-        folder: Path,
-        about: str = "",
-        old: Sequence[str] = (),
-        new: Sequence[str] = (),
-        enabled: bool = True,
-    ):
-        self.folder, self.about, self.old, self.new, self.enabled = folder, about, old, new, enabled
-        self.is_new = not any(folder.glob("events.*"))
-        self.writer: Any = None  # a SummaryWriter: a second to import
+    @property
+    def is_new(self) -> bool:
+        return not any(self.folder.glob("events.*"))
 
     @while_it_can
     def open(self, at: int | None = None) -> None:
@@ -61,19 +42,17 @@ class Board:
 
         TensorBoard discards what an interrupted run wrote from iteration `at` on; None keeps it all.
         """
-        if not self.enabled:
-            return
         # Imported late: it takes a second, which --help and a config error need not wait for.
         from tensorboard.compat.proto.event_pb2 import Event, SessionLog
         from torch.utils.tensorboard import SummaryWriter
 
         if self.writer is None:
             hush_writers()
+            is_new = self.is_new
             self.writer = SummaryWriter(str(self.folder), flush_secs=30)
-            if self.is_new:
+            if is_new:
                 self.writer.add_text("config", "```yaml\n" + self.about + "\n```", 0)
                 self.writer.add_custom_scalars(layout(self.old, self.new))
-                self.is_new = False
         if at is not None:
             # What SummaryWriter's purge_step writes, but without a new file.
             start = Event(step=at, session_log=SessionLog(status=SessionLog.START))
@@ -88,12 +67,7 @@ class Board:
 
     def results(self, result: dict, at: int) -> None:
         """The figures after a step, which ended with iteration `at`."""
-        values = {f"miou/{k}": v for k, v in result["miou"].items()}
-        values |= {f"miou_with_background/{k}": v for k, v in result["miou_with_background"].items()}
-        for kind in ("iou", "forgetting"):
-            values |= {f"{kind}/{printable(name)}": v for name, v in result[kind].items()}
-        values["forgetting_mean"] = result["mean_forgetting"]
-        values["transfer/backward"] = result["backward_transfer"]
+        values = metrics_of(result)
         self.scalars(values, at)
         self.scalars({f"by_step/{name}": value for name, value in values.items()}, result["step"])
 
@@ -175,6 +149,9 @@ class Board:
         if self.writer:
             self.writer.close()
             self.writer = None
+
+    def watch(self, runs: str) -> str:
+        return f"tensorboard --logdir {runs}   {PAGE}"
 
     def _draw(self, tag: str, at: int, draw: Callable[[], np.ndarray | None]) -> None:
         """Show a figure. One that cannot be drawn is said and left out: it is no reason to end a run."""

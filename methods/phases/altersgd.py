@@ -19,13 +19,19 @@ What else the paper leaves open are options whose default comes first.
 
 import math
 from fractions import Fraction
+from typing import Any
 
 from torch.optim import Optimizer
 
-from methods.base import Descent, Weights
+from configs.registry import Conflicts
+from methods.base import Weights
+from methods.phases.descent import Descent, register
 
 
+@register("altersgd")
 class AlterSGD(Descent):
+    keys = ("p", "lambda_a", "lambda_b", "flip", "every", "momentum", "batch", "weight_decay", "lr")
+
     def __init__(
         self,
         p: float = 25 / 30,
@@ -38,8 +44,9 @@ class AlterSGD(Descent):
         batch: str = "next",  # the ascent takes the next mini-batch | the same one as its descent
         weight_decay: str = "always",  # always decays | signed: follows the sign of l_seg
         lr: str = "decay",  # the schedule goes on | hold: the rate stays where the phase began
+        **options: Any,
     ):
-        super().__init__(keep=lambda_a)
+        super().__init__(lambda_a, **options)
         self.lambda_b = lambda_a if lambda_b is None else lambda_b
         # 25/30 as a float is not 25/30: floor(pT) must not depend on the rounding of p.
         self.p = Fraction(p).limit_denominator(1_000_000)
@@ -49,6 +56,14 @@ class AlterSGD(Descent):
             raise ValueError(f"phase.every must be at least one iteration, not {every}")
         self.flip, self.every = flip, every
         self.momentum, self.batch, self.weight_decay, self.lr = momentum, batch, weight_decay, lr
+
+    @classmethod
+    def conflicts(cls, config: Any) -> Conflicts:
+        phase, optim = config.phase, config.optim
+        if phase.momentum != "keep" and optim.momentum == 0:
+            yield "phase.momentum", f"{phase.momentum!r} has nothing to change: optim.momentum is 0"
+        if phase.weight_decay == "signed" and optim.weight_decay == 0:
+            yield "phase.weight_decay", "'signed' has nothing to change: optim.weight_decay is 0"
 
     def __call__(self, iteration: int, total: int) -> Weights:
         if not self.ascends(iteration, total):
@@ -83,14 +98,23 @@ class AlterSGD(Descent):
                 group["weight_decay"] = optimizer.defaults["weight_decay"] * sign
 
 
+@register("consolidate")
 class Consolidate(AlterSGD):
     """The control of flip = "seg": after floor(pT) only R is minimised. l_seg apart, every option does what it does there."""
+
+    @classmethod
+    def conflicts(cls, config: Any) -> Conflicts:
+        yield from super().conflicts(config)
+        if config.phase.flip == "all":
+            control = "which is the control of seg; those of all are pause and stop"
+            yield "phase.flip", f"'all' is not for phase.name consolidate, {control}"
 
     def __call__(self, iteration: int, total: int) -> Weights:
         weights = super().__call__(iteration, total)
         return weights if iteration <= self.boundary(total) else Weights(0.0, weights.keep)
 
 
+@register("pause")
 class Pause(AlterSGD):
     """A control of flip = "all": after floor(pT) images pass, so the norms' statistics move, and no weight does."""
 
@@ -104,46 +128,9 @@ class Pause(AlterSGD):
         return iteration <= self.boundary(total)
 
 
+@register("stop")
 class Stop(Pause):
     """A control of flip = "all": the step ends at floor(pT), with the learning rates of the whole step."""
 
     def last_iteration(self, total: int) -> int:
         return self.boundary(total)
-
-
-PHASES = {
-    "descent": Descent,
-    "altersgd": AlterSGD,
-    "consolidate": Consolidate,
-    "pause": Pause,
-    "stop": Stop,
-}
-
-
-def make_phase(
-    name: str,
-    *,
-    strength: float | None,
-    step: int,
-    from_step: int = 1,
-    p: float = 25 / 30,
-    lambda_a: float | None = None,
-    lambda_b: float | None = None,
-    every: str | int = "iteration",
-    epoch: int | None = None,
-    **choices: str,
-) -> Descent:
-    """The phase of incremental step `step`, in which an epoch has `epoch` iterations.
-
-    lambda_a and lambda_b are the method's `strength` unless given.
-    """
-    if name not in PHASES:
-        raise ValueError(f"phase.name: {name!r} is not one of {', '.join(PHASES)}")
-    assert strength is not None, "train.read_config fills in the published one"
-    if name == "descent" or step < from_step:
-        return Descent(strength)
-    lambda_a = strength if lambda_a is None else lambda_a
-    lambda_b = strength if lambda_b is None else lambda_b
-    length = {"iteration": 1, "epoch": epoch}.get(every, every) if isinstance(every, str) else every
-    assert isinstance(length, int), "who asks for halves of an epoch says how long an epoch is"
-    return PHASES[name](p, lambda_a, lambda_b, every=length, **choices)

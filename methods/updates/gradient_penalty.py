@@ -14,19 +14,24 @@ minimised whichever sign the phase gives l_seg; on several ranks each takes the 
 The cost is three gradient evaluations per update; the teacher passes once.
 """
 
+from typing import Any
+
 import torch
 from torch import nn
 
 from methods.base import Weights
-from methods.updates.plain import UPDATES, Evaluate, Terms, Update, moved, same_statistics, take_gradients
+from methods.updates.plain import Evaluate, Terms, Update, moved, register, same_statistics, take_gradients
 
 SEGMENTATION_ONLY = Weights(learn=1.0, keep=0.0)
 
 
+@register("gradient_penalty")
 class GradientPenalty(Update):
+    keys = ("penalty", "radius")
     evaluations = 3
 
-    def __init__(self, penalty: float = 0.01, radius: float = 0.01, **_: float):
+    def __init__(self, penalty: float = 0.01, radius: float = 0.01, **options: Any):
+        super().__init__(**options)
         self.penalty, self.radius = penalty, radius
 
     def __call__(self, model: nn.Module, evaluate: Evaluate, weights: Weights, scale: float) -> Terms:
@@ -41,6 +46,3 @@ class GradientPenalty(Update):
         for p, gradient in zip((p for p in model.parameters() if p.requires_grad), change, strict=True):
             p.grad = gradient
         return evaluate(weights)
-
-
-UPDATES["gradient_penalty"] = GradientPenalty

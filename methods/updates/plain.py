@@ -10,13 +10,14 @@ What a method adds in `after_backward` (the pull of EWC, PI and RW) is no part o
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
+from configs.registry import Conflicts, Registry, Settings
 from methods.base import Weights
 
 Terms = dict[str, Tensor]
@@ -26,10 +27,25 @@ class Evaluate(Protocol):
     def __call__(self, weights: Weights, *, local: bool = False) -> Terms: ...
 
 
-class Update:
-    """The plain rule."""
+UPDATES: Registry[type["Update"]] = Registry("update.name", "methods.updates")
+register = UPDATES.register
 
+
+@register("plain")
+class Update:
+    """The plain rule, and the class that all others begin with."""
+
+    keys: tuple[str, ...] = ()  # of the config's `update`: what a rule is made with
+    Options = Settings  # a rule's own settings: `update.options` in the config, `self.options` here
     evaluations = 1  # of the gradient, per update
+
+    def __init__(self, **options: Any):
+        self.options = self.Options(**options)
+
+    @classmethod
+    def conflicts(cls, config: Any) -> Conflicts:
+        """What of the config the rule cannot work with: pairs of a key and what is wrong with its value."""
+        return iter(())
 
     def __call__(self, model: nn.Module, evaluate: Evaluate, weights: Weights, scale: float) -> Terms:
         """Leaves the gradient of the update in `p.grad` and returns the terms at the present weights.
@@ -39,16 +55,15 @@ class Update:
         return evaluate(weights)
 
 
-UPDATES: dict[str, type[Update]] = {"plain": Update}
-
-
-def make_update(name: str, *, step: int, from_step: int, **settings: float) -> Update:
-    """The rule of incremental step `step`; rules pick their own of the `settings`."""
-    if name not in UPDATES:
-        raise ValueError(f"update.name: {name!r} is not one of {', '.join(UPDATES)}")
-    if name == "plain" or step < from_step:
+def make_update(
+    name: str, *, step: int, from_step: int, options: Mapping[str, Any] | None = None, **settings: float
+) -> Update:
+    """The rule of incremental step `step`, made with those of the `settings` that it takes."""
+    make = UPDATES.find(name)
+    UPDATES.check_options(name, options or {})
+    if step < from_step:
         return Update()
-    return UPDATES[name](**settings)
+    return make(**{key: settings[key] for key in make.keys}, **(options or {}))
 
 
 # ------------------------------------------------------------------------------------------------- pieces for the rules

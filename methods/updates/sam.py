@@ -12,16 +12,21 @@ the update uses.
 The cost is two gradient evaluations per update; the teacher passes once.
 """
 
+from typing import Any
+
 from torch import nn
 
 from methods.base import Weights
-from methods.updates.plain import UPDATES, Evaluate, Terms, Update, moved, same_statistics, take_gradients
+from methods.updates.plain import Evaluate, Terms, Update, moved, register, same_statistics, take_gradients
 
 
+@register("sam")
 class SAM(Update):
+    keys = ("rho",)
     evaluations = 2
 
-    def __init__(self, rho: float = 0.05, **_: float):
+    def __init__(self, rho: float = 0.05, **options: Any):
+        super().__init__(**options)
         self.rho = rho
 
     def __call__(self, model: nn.Module, evaluate: Evaluate, weights: Weights, scale: float) -> Terms:
@@ -30,6 +35,3 @@ class SAM(Update):
         with same_statistics(model), moved(model, climb, self.rho):
             evaluate(weights)
         return terms
-
-
-UPDATES["sam"] = SAM

@@ -1,0 +1,161 @@
+"""Who keeps the curves and figures of a run: any number of trackers, chosen by `run.tracker`.
+
+A tracker is told everything and shows what it can: a subclass overrides those of the methods below that it has a use for.
+Iterations are counted over the whole run, steps one after another.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import wraps
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from configs.registry import Registry
+from data.protocols import Step
+from tracking.drawing import Curves
+from tracking.text import printable
+
+TRACKERS: Registry[type["Tracker"]] = Registry("run.tracker", "tracking")
+register = TRACKERS.register
+
+
+@register("none")
+class Tracker:
+    """Keeps nothing, and is the class that all others begin with.
+
+    `about` is the text of the config, `old` and `new` name the classes of the first step and of all later ones.
+    """
+
+    def __init__(self, folder: Path, about: str = "", old: Sequence[str] = (), new: Sequence[str] = ()):
+        self.folder, self.about, self.old, self.new = folder, about, old, new
+
+    @property
+    def is_new(self) -> bool:
+        """Whether the folder holds nothing of this tracker yet."""
+        return False
+
+    def open(self, at: int | None = None) -> None:
+        """Start writing, however often it is called. What an interrupted run wrote from iteration `at` on is void."""
+
+    def scalars(self, values: Mapping[str, float | None], at: int) -> None:
+        """Values by name at an iteration; None is one that is not known."""
+
+    def results(self, result: dict, at: int) -> None:
+        """The metrics after a step, which ended with iteration `at`."""
+        self.scalars(metrics_of(result), at)
+
+    def picture(
+        self, number: int, image: np.ndarray, label: np.ndarray, guess: np.ndarray, step: Step, at: int
+    ) -> None:
+        """A test image (H, W, 3), its truth and the prediction after the step; (H, W) in the labels of the step."""
+
+    def confusion(self, counts: np.ndarray, names: Sequence[str], at: int) -> None:
+        """The confusion matrix after a step; rows are the truth."""
+
+    def losses(self, curves: Curves, at: int) -> None:
+        """All logged losses of a step that has ended."""
+
+    def finish(self, config: Mapping[str, Any]) -> None:
+        """The last step of the run is recorded."""
+
+    def flush(self) -> None:
+        """What was said until now must outlive a process that is killed."""
+
+    def close(self) -> None:
+        """Nothing more is going to be said."""
+
+    def give_up(self, error: OSError) -> None:
+        """What cannot be written is left out until `open` is called again; of methods that are marked `while_it_can`."""
+        raise error
+
+    def watch(self, runs: str) -> str | None:
+        """How a person looks at it, where the folder `runs` holds this run and others."""
+        return None
+
+
+class Trackers(Tracker):
+    """All trackers of a run as one."""
+
+    def __init__(self, trackers: Iterable[Tracker]):
+        self.trackers = list(trackers)
+
+    def catch_up(self, results: Iterable[tuple[dict, int]]) -> None:
+        """Tell those that are new of steps that were trained elsewhere, each with its last iteration."""
+        steps = list(results)
+        for tracker in self.trackers:
+            if steps and tracker.is_new:
+                tracker.open()
+                for result, at in steps:
+                    tracker.results(result, at)
+
+    def open(self, at: int | None = None) -> None:
+        for tracker in self.trackers:
+            tracker.open(at)
+
+    def scalars(self, values: Mapping[str, float | None], at: int) -> None:
+        for tracker in self.trackers:
+            tracker.scalars(values, at)
+
+    def results(self, result: dict, at: int) -> None:
+        for tracker in self.trackers:
+            tracker.results(result, at)
+
+    def picture(
+        self, number: int, image: np.ndarray, label: np.ndarray, guess: np.ndarray, step: Step, at: int
+    ) -> None:
+        for tracker in self.trackers:
+            tracker.picture(number, image, label, guess, step, at)
+
+    def confusion(self, counts: np.ndarray, names: Sequence[str], at: int) -> None:
+        for tracker in self.trackers:
+            tracker.confusion(counts, names, at)
+
+    def losses(self, curves: Curves, at: int) -> None:
+        for tracker in self.trackers:
+            tracker.losses(curves, at)
+
+    def finish(self, config: Mapping[str, Any]) -> None:
+        for tracker in self.trackers:
+            tracker.finish(config)
+
+    def flush(self) -> None:
+        for tracker in self.trackers:
+            tracker.flush()
+
+    def close(self) -> None:
+        for tracker in self.trackers:
+            tracker.close()
+
+    def watch(self, runs: str) -> str | None:
+        ways = [tracker.watch(runs) for tracker in self.trackers]
+        return "\n         ".join(way for way in ways if way) or None
+
+
+def while_it_can(method: Callable[..., None]) -> Callable[..., None]:
+    """Curves are not worth a run: on a full disk it goes on without them, until a step opens them anew."""
+
+    @wraps(method)
+    def sturdy(tracker: Tracker, *arguments: Any, **options: Any) -> None:
+        try:
+            method(tracker, *arguments, **options)
+        except OSError as error:
+            tracker.give_up(error)
+
+    return sturdy
+
+
+def make_trackers(names: Iterable[str], enabled: bool, folder: Path, **about: Any) -> Trackers:
+    """The trackers of those names. On ranks other than the first none is enabled."""
+    return Trackers(TRACKERS.find(name)(folder, **about) for name in names if enabled)
+
+
+def metrics_of(result: Mapping[str, Any]) -> dict[str, float | None]:
+    """The metrics of a step's entry in results.json, by the names under which trackers show them."""
+    values = {f"miou/{k}": v for k, v in result["miou"].items()}
+    values |= {f"miou_with_background/{k}": v for k, v in result["miou_with_background"].items()}
+    for kind in ("iou", "forgetting"):
+        values |= {f"{kind}/{printable(name)}": v for name, v in result[kind].items()}
+    values["forgetting_mean"] = result["mean_forgetting"]
+    values["transfer/backward"] = result["backward_transfer"]
+    return values
