@@ -21,7 +21,8 @@ from pathlib import Path
 from data import DataError, shapes
 from engine import terminal
 from study.experiments import TABLES
-from study.launch import LAUNCHERS, Resources, carry_out
+from study.launch import carry_out
+from study.launchers import LAUNCHERS, Resources
 from study.plan import PRESETS, choose, describe, list_jobs, look_at
 
 
@@ -71,7 +72,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     add("--pretrained", help="weights to start from: imagenet or a file")
     add("--runs", type=Path, help="folder of all runs (default: runs/<preset>)")
     add("--dry-run", action="store_true", help="print the plan and start nothing")
-    add("--launcher", choices=LAUNCHERS, default="local", help="default: local")
+    add("--launcher", default="local", metavar="NAME", help=f"{', '.join(LAUNCHERS)} (default: local)")
     add("--jobs", type=_count, default=1, help="local: runs at once (default: 1)")
     add("--threads", type=_count, help="of all runs together (default: all cores); slurm: of a run")
     add("--gpus", type=int, help="of a run (torchrun: all there are; slurm: 1, and 0 for CPUs alone)")
@@ -79,7 +80,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     # --seeds takes all that follows it, so the overrides are set apart first
     overrides = [a for a in arguments if re.match(r"\w+\.[\w.]+=", a)]
     options = parser.parse_args([a for a in arguments if a not in overrides])
-    if options.jobs > 1 and options.launcher != "local":
+    if not LAUNCHERS.find(options.launcher).several_at_once and options.jobs > 1:
         parser.error(
             "--jobs is for the local launcher: torchrun has one run at a time, Slurm limits of its own"
         )

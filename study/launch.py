@@ -1,38 +1,20 @@
 """Carry out a plan: start every run that is to do, say what happens to it, and sum up."""
 
-import os
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-
-import torch
 
 from data.protocols import steps_from_lists
 from engine.ranks import StopRequest
 from engine.run_folder import RunError, RunFolder
 from engine.terminal import STOPPED_BY_SIGNAL
 from metrics.continual import group_names
-from study.launchers import Event, Events, Task, run_here, run_on_cluster, train_command
+from study.launchers import LAUNCHERS, Event, Events, Resources, Task
 from study.plan import Run, State
 from tracking.tables import percent
 
-CLUSTERS = {"slurm": "slurm", "submitit-local": "local"}  # launcher -> cluster of submitit
-LAUNCHERS = ("local", "torchrun", *CLUSTERS)
 TAIL_LINES = 12
-
-
-@dataclass(frozen=True)
-class Resources:
-    """How runs are started, and with what; scripts.reproduce says more about each."""
-
-    launcher: str  # one of LAUNCHERS
-    folder: Path  # of all runs
-    jobs: int = 1  # at once, by the local launcher
-    threads: int | None = None
-    gpus: int | None = None  # of a run
-    slurm: Mapping[str, str | int] = field(default_factory=dict)  # parameters of submitit
 
 
 # ------------------------------------------------------------------------------------------------------ starting the runs
@@ -71,27 +53,10 @@ def launch(
     runs: Sequence[Run], stop: StopRequest, resources: Resources, command: Sequence[str] | None = None
 ) -> Events:
     """Start the runs, and hand out what happens to them as it happens."""
-    launcher, gpus = resources.launcher, resources.gpus
-    if gpus is None:
-        gpus = max(1, torch.cuda.device_count()) if launcher == "torchrun" else 1
-    many = launcher == "torchrun" or (launcher in CLUSTERS and gpus > 1)
-    command = command or train_command(gpus if many else None)
+    launcher = LAUNCHERS.find(resources.launcher)(resources)
+    command = command or launcher.command()
     tasks = [Task(run.name, (*command, *run.job.arguments), run.log, run.job.needs) for run in runs]
-    if not tasks:
-        return iter(())
-    if launcher in CLUSTERS:
-        return run_on_cluster(
-            tasks,
-            stop,
-            resources.folder / "submitit",
-            CLUSTERS[launcher],
-            gpus=gpus,
-            threads=resources.threads,
-            options=dict(resources.slurm),
-        )
-    processes = gpus if launcher == "torchrun" else resources.jobs
-    threads = max(1, (resources.threads or os.cpu_count() or 1) // processes)
-    return run_here(tasks, stop, slots=resources.jobs, threads=threads)
+    return launcher(tasks, stop) if tasks else iter(())
 
 
 # ------------------------------------------------------------------------------------------------------- what is said of it

@@ -1,6 +1,6 @@
 """Start train.py many times: on this machine, several at once or under torchrun, or on a Slurm cluster through submitit.
 
-A launcher takes tasks, of which some need another one done first, and yields (task, event) as things happen. It goes on
+A launcher is a registered class. It takes tasks, of which some need another one done first, and yields (task, event) as things happen. It goes on
 whatever fails. Asked to stop, it starts nothing more, tells what runs to save and waits for it.
 """
 
@@ -11,12 +11,13 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, Protocol
 
 from configs.errors import UserError
+from configs.registry import Registry
 from engine.terminal import STOPPED_BY_SIGNAL
 
 POLL_SECONDS = 0.2
@@ -55,6 +56,38 @@ class Task:
 
 
 Events = Iterator[tuple[Task, Event]]
+
+
+@dataclass(frozen=True)
+class Resources:
+    """How runs are started, and with what; scripts.reproduce says more about each."""
+
+    launcher: str  # one of LAUNCHERS
+    folder: Path  # of all runs
+    jobs: int = 1  # at once, by the local launcher
+    threads: int | None = None
+    gpus: int | None = None  # of a run
+    slurm: Mapping[str, str | int] = field(default_factory=dict)  # parameters of submitit
+
+
+class Launcher:
+    """What all launchers begin with."""
+
+    several_at_once = False  # whether `Resources.jobs` says how many runs there are at once
+
+    def __init__(self, resources: Resources):
+        self.resources = resources
+
+    def command(self) -> tuple[str, ...]:
+        """What starts train.py; the arguments of a run follow."""
+        return train_command()
+
+    def __call__(self, tasks: Sequence[Task], stop: StopRequest) -> Events:
+        raise NotImplementedError
+
+
+LAUNCHERS: Registry[type[Launcher]] = Registry("--launcher", "study")
+register = LAUNCHERS.register
 
 
 def train_command(gpus: int | None = None) -> tuple[str, ...]:
@@ -119,6 +152,41 @@ def run_here(tasks: Sequence[Task], stop: StopRequest, slots: int = 1, threads: 
                 if ended[task.name] == Event.FAILED:
                     note_exit(task.log, code)
                 yield task, ended[task.name]
+
+
+@register("local")
+class Local(Launcher):
+    """Processes of this machine."""
+
+    several_at_once = True
+
+    def __call__(self, tasks: Sequence[Task], stop: StopRequest) -> Events:
+        return run_here(tasks, stop, slots=self.resources.jobs, threads=self.threads_of(self.resources.jobs))
+
+    def threads_of(self, processes: int) -> int:
+        """The share of each in the threads of all."""
+        return max(1, (self.resources.threads or os.cpu_count() or 1) // processes)
+
+
+@register("torchrun")
+class TorchRun(Local):
+    """One run at a time, with a process for each GPU."""
+
+    several_at_once = False
+
+    @property
+    def gpus(self) -> int:
+        if self.resources.gpus is not None:
+            return self.resources.gpus
+        import torch
+
+        return max(1, torch.cuda.device_count())
+
+    def command(self) -> tuple[str, ...]:
+        return train_command(self.gpus)
+
+    def __call__(self, tasks: Sequence[Task], stop: StopRequest) -> Events:
+        return run_here(tasks, stop, slots=self.resources.jobs, threads=self.threads_of(self.gpus))
 
 
 def _meaning(code: int, stop: StopRequest) -> Event:
@@ -223,6 +291,38 @@ def run_on_cluster(
                 ended[name] = event
                 del jobs[name]
                 yield by_name[name], event
+
+
+@register("slurm")
+class Slurm(Launcher):
+    """Jobs of a Slurm cluster."""
+
+    cluster = "slurm"
+
+    @property
+    def gpus(self) -> int:
+        return 1 if self.resources.gpus is None else self.resources.gpus
+
+    def command(self) -> tuple[str, ...]:
+        return train_command(self.gpus if self.gpus > 1 else None)
+
+    def __call__(self, tasks: Sequence[Task], stop: StopRequest) -> Events:
+        return run_on_cluster(
+            tasks,
+            stop,
+            self.resources.folder / "submitit",
+            self.cluster,
+            gpus=self.gpus,
+            threads=self.resources.threads,
+            options=dict(self.resources.slurm),
+        )
+
+
+@register("submitit-local")
+class SubmititLocal(Slurm):
+    """What Slurm does, by submitit on this machine."""
+
+    cluster = "local"
 
 
 def _executor(folder: Path, cluster: str, gpus: int, threads: int | None, options: Mapping[str, Any]) -> Any:
