@@ -20,6 +20,7 @@ from configs import ConfigError, load_config, yaml_core
 from data.protocols import Step
 from engine import checkpoint
 from engine import ranks as parallel
+from engine.arguments import REGISTRIES
 from engine.objective import Objective
 from engine.optim import initial_learning_rate
 from engine.placement import AMP_DTYPES
@@ -501,7 +502,7 @@ def test_rates_decay_from_step_to_step():
 )
 def test_impossible_values_are_refused(wrong):
     with pytest.raises(ConfigError, match=wrong.partition("=")[0]):
-        load_config([], [wrong])
+        load_config([], [wrong], REGISTRIES)
 
 
 # ---------------------------------------------------------------------------------------------------------- overlays
