@@ -195,7 +195,7 @@ def objective_of(config: Facts, step: int) -> dict[str, dict]:
 
 
 def _options(name: str) -> dict[str, Any]:
-    return METHODS[name].options if name in METHODS else {}
+    return METHODS[name].Options().model_dump() if name in METHODS else {}
 
 
 def recipe_of(config: Facts, step: int) -> dict[str, dict]:
