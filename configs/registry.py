@@ -13,7 +13,7 @@ class Mine(AlterSGD):
 
 import importlib
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from pathlib import Path
 from typing import Annotated, Any, TypeVar
 
@@ -43,7 +43,7 @@ class Settings(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, defer_build=True)
 
 
-class Registry(Mapping[str, Thing]):
+class Registry(MutableMapping[str, Thing]):
     """All things that the config's `key` can name. Files of `package` that say @register are imported at the first look."""
 
     def __init__(self, key: str, package: str):
@@ -72,10 +72,6 @@ class Registry(Mapping[str, Thing]):
 
         return add
 
-    def forget(self, name: str) -> None:
-        """Undo `register`."""
-        del self._things[name]
-
     def discover(self) -> None:
         """Import the files of the folder that register something."""
         self._is_complete = True  # at once: a file may look at the registry itself
@@ -90,6 +86,13 @@ class Registry(Mapping[str, Thing]):
 
     def __getitem__(self, name: str) -> Thing:
         return self._found()[name]
+
+    def __setitem__(self, name: str, thing: Thing) -> None:
+        """Without a question, as tests replace things; `register` is the way for all else."""
+        self._found()[name] = thing
+
+    def __delitem__(self, name: str) -> None:
+        del self._found()[name]
 
     def __iter__(self) -> Iterator[str]:
         return iter(sorted(self._found()))

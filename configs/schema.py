@@ -8,6 +8,7 @@ the value, the choices and the file (or the command line) that the value came fr
 """
 
 import math
+import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path

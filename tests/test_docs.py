@@ -476,7 +476,7 @@ def example(tmp_path, monkeypatch) -> Path:
     module = load(source, f"methods.{source.stem}", monkeypatch)
     (name,) = [name for name, cls in METHODS.items() if cls.__module__ == module.__name__]
     yield tmp_path
-    METHODS.forget(name)
+    del METHODS[name]
 
 
 def load(path: Path, name: str, monkeypatch: pytest.MonkeyPatch):
