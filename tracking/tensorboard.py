@@ -9,7 +9,7 @@ import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from functools import partial
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -32,7 +32,7 @@ class Board(Tracker):
 
     writer: Any = None  # a SummaryWriter: a second to import
 
-    @property
+    @cached_property
     def is_new(self) -> bool:
         return not any(self.folder.glob("events.*"))
 
@@ -48,11 +48,12 @@ class Board(Tracker):
 
         if self.writer is None:
             hush_writers()
-            is_new = self.is_new
+            is_new = self.is_new  # before there is a file
             self.writer = SummaryWriter(str(self.folder), flush_secs=30)
             if is_new:
                 self.writer.add_text("config", "```yaml\n" + self.about + "\n```", 0)
                 self.writer.add_custom_scalars(layout(self.old, self.new))
+                self.is_new = False
         if at is not None:
             # What SummaryWriter's purge_step writes, but without a new file.
             start = Event(step=at, session_log=SessionLog(status=SessionLog.START))
