@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from data.dataset import DataError, Picture
-from data.files import read_image, read_mask
+from data.images import read_image, read_mask
 from data.protocols import BACKGROUND, IGNORE_INDEX, Step
 
 MODES = ("disjoint", "overlapped", "sequential")

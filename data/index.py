@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -15,14 +15,23 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from data.dataset import DataError, Picture, raise_problems
-from data.files import check_image, open_mask, read_image, write_atomically
+from data.files import write_atomically
+from data.images import TURNED, check_image, open_mask, read_bytes, read_image
 from data.protocols import BACKGROUND, IGNORE_INDEX
 from data.workers import outlive_signals
 
 DEFAULT_CACHE = Path("~/.cache/altersgd")
-VERSION = 1  # of what the cache holds and of what the scan checks
+VERSION = 2  # of what the cache holds and of what the scan checks
 MOST_WORKERS = 16  # beyond, the disk is the limit
 CHUNK = 64  # pictures a process takes at once
+
+
+class Index(NamedTuple):
+    """What a run knows of a list of images before it reads them."""
+
+    classes: list[frozenset[int]]  # of each image, void and background left out
+    content: str  # a digest of names and bytes of all images and masks, wherever and however old they are
+    notes: list[str]  # what in them is not read as it is stored
 
 
 def build_index(
@@ -32,23 +41,44 @@ def build_index(
     cache: str | Path | None = None,
     workers: int | None = None,
     progress: bool = True,
+    unnamed: str = "refuse",
 ) -> list[frozenset[int]]:
-    """The classes of each picture, void and background left out.
+    """The classes of each picture, void and background left out: what most of an Index is asked for."""
+    return read_index(dataset_name, pictures, num_classes, cache, workers, progress, unnamed).classes
 
-    The result lives in a file of the folder `cache` and holds as long as no picture or mask changes. `workers`
-    processes scan (None: one per core, up to 16); every problem found is part of one DataError.
+
+def read_index(
+    dataset_name: str,
+    pictures: Sequence[Picture],
+    num_classes: int,
+    cache: str | Path | None = None,
+    workers: int | None = None,
+    progress: bool = True,
+    unnamed: str = "refuse",
+) -> Index:
+    """The index of the pictures, from its file in the folder `cache` as long as no picture or mask has changed.
+
+    `workers` processes scan (None: one per core, up to 16); every problem found is part of one DataError. A mask value
+    that is no class is a problem, too, unless `unnamed` is "void".
     """
-    fingerprint = _fingerprint(pictures)
+    fingerprint = f"{unnamed} {_fingerprint(pictures)}"
     paths = _digest(f"{picture.image}\0{picture.mask}" for picture in pictures)
     folder = Path(cache or DEFAULT_CACHE).expanduser()
     file = folder / f"index-{dataset_name}-{num_classes}-{paths[:16]}.json"
     index = _read(file, fingerprint, num_classes, len(pictures))
     if index is None:
-        findings = scan(dataset_name, pictures, num_classes, workers, progress)
+        findings = scan(dataset_name, pictures, num_classes, workers, progress, unnamed=unnamed)
         problems = [finding.problem for finding in findings if finding.problem]
         raise_problems(f"files of {dataset_name} cannot be used", problems)
-        index = [finding.classes for finding in findings]
-        content = {"version": VERSION, "fingerprint": fingerprint, "classes": [sorted(row) for row in index]}
+        index = Index(
+            [finding.classes for finding in findings],
+            _digest(f"{p.name} {finding.content}" for p, finding in zip(pictures, findings, strict=True))[
+                :32
+            ],
+            list(notes_on(pictures, findings, num_classes)),
+        )
+        content = {"version": VERSION, "fingerprint": fingerprint, **index._asdict()}
+        content["classes"] = [sorted(row) for row in index.classes]
         try:
             folder.mkdir(parents=True, exist_ok=True)
             write_atomically(file, json.dumps(content).encode())
@@ -66,7 +96,7 @@ def _digest(lines: Iterable[str]) -> str:
 
 
 def _fingerprint(pictures: Sequence[Picture]) -> str:
-    """Changes with any name, size or time of change of a picture or mask."""
+    """Changes with any name, size or time of change of a picture or mask, and where a file is replaced by one as old."""
 
     def describe(path: Path) -> str:
         try:
@@ -75,29 +105,32 @@ def _fingerprint(pictures: Sequence[Picture]) -> str:
             raise DataError(
                 f"{path}: the file is missing ({error}); put it back or remove it from its list"
             ) from None
-        return f"{status.st_size} {status.st_mtime_ns}"
+        return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
 
     return _digest(f"{name} {describe(image)} {describe(mask)}" for name, image, mask in pictures)
 
 
 def content_digest(pictures: Sequence[Picture], classes: Sequence[frozenset[int]]) -> str:
-    """What a run's figures depend on: names, classes and sizes of the files, but neither their place nor their age."""
+    """Names, classes and sizes of the files, by which runs older than `Index.content` know their data again."""
     return _digest(
         f"{picture.name} {sorted(shown)} {os.path.getsize(picture.image)} {os.path.getsize(picture.mask)}"
         for picture, shown in zip(pictures, classes, strict=True)
     )[:32]
 
 
-def _read(file: Path, fingerprint: str, num_classes: int, count: int) -> list[frozenset[int]] | None:
-    """The cached index; None when there is none, it is damaged or the data has changed."""
+def _read(file: Path, fingerprint: str, num_classes: int, count: int) -> Index | None:
+    """The cached index; None when there is none, it is damaged or of another version, or the data has changed."""
     try:
         content = json.loads(file.read_bytes())
         if content["version"] != VERSION or content["fingerprint"] != fingerprint:
             return None
-        index = [frozenset(row) for row in content["classes"]]
-        return (
-            index if len(index) == count and frozenset().union(*index) <= set(range(1, num_classes)) else None
+        index = Index(
+            [frozenset(row) for row in content["classes"]], str(content["content"]), list(content["notes"])
         )
+        is_whole = len(index.classes) == count and frozenset().union(*index.classes) <= set(
+            range(1, num_classes)
+        )
+        return index if is_whole else None
     except (OSError, ValueError, TypeError, KeyError, RecursionError):
         return None
 
@@ -105,46 +138,77 @@ def _read(file: Path, fingerprint: str, num_classes: int, count: int) -> list[fr
 class Finding(NamedTuple):
     """What the scan learned about a picture."""
 
-    classes: frozenset[int]  # void and background left out
-    problem: str  # empty if picture and mask can be used
+    classes: frozenset[int] = frozenset()  # void, background and what has no name left out
+    problem: str = ""  # empty if picture and mask can be used
+    pixels: dict[int, int] = {}  # mask value -> their number
+    how: tuple[str, ...] = ()  # in what the picture is not read as it is stored
+    content: str = ""  # a digest of both files
 
 
 class _Scan(torch.utils.data.Dataset):
     """As a data set the scan runs in the same processes, and as safely, as the loading of batches later on."""
 
-    def __init__(self, pictures: Sequence[Picture], num_classes: int, decode: bool):
-        self.pictures, self.num_classes, self.decode = pictures, num_classes, decode
+    def __init__(self, pictures: Sequence[Picture], num_classes: int, decode: bool, unnamed: str):
+        self.pictures, self.num_classes, self.decode, self.unnamed = pictures, num_classes, decode, unnamed
 
     def __len__(self) -> int:
         return len(self.pictures)
 
     def __getitem__(self, position: int) -> Finding:
         try:
-            return Finding(_classes_of(self.pictures[position], self.num_classes, self.decode), "")
+            finding = _look_at(self.pictures[position], self.num_classes, self.decode)
         except DataError as error:
-            return Finding(frozenset(), str(error))
-
-
-def _classes_of(picture: Picture, num_classes: int, decode: bool) -> frozenset[int]:
-    mask = open_mask(picture.mask)
-    labels = [label for label, count in enumerate(mask.histogram()) if count]
-    unknown = [label for label in labels if label >= num_classes and label != IGNORE_INDEX]
-    if unknown:
-        raise DataError(
-            f"{picture.mask}: holds the label{'s' * (len(unknown) > 1)} {', '.join(map(str, unknown[:5]))}, but classes "
-            f"go from 0 to {num_classes - 1} and 255 is void; correct the mask or the class names"
+            return Finding(problem=str(error))
+        strange = unnamed_values(finding.pixels, self.num_classes)
+        if not strange or self.unnamed == "void":
+            return finding
+        return finding._replace(
+            problem=f"{self.pictures[position].mask}: holds the label{'s' * (len(strange) > 1)} "
+            f"{', '.join(map(str, strange[:5]))}, but classes go from 0 to {self.num_classes - 1} and 255 is void; "
+            "correct the mask or the class names, or set data.unnamed=void"
         )
+
+
+def unnamed_values(values: Iterable[int], num_classes: int) -> list[int]:
+    """Those that are neither a class nor void."""
+    return [value for value in values if value >= num_classes and value != IGNORE_INDEX]
+
+
+def _look_at(picture: Picture, num_classes: int, decode: bool) -> Finding:
+    image_bytes, mask_bytes = read_bytes(picture.image), read_bytes(picture.mask)
+    mask = open_mask(picture.mask, mask_bytes)
+    look = check_image(picture.image, image_bytes)
     if decode:
-        height, width, _ = read_image(picture.image).shape
-        size = width, height
-    else:
-        size = check_image(picture.image)
-    if size != mask.size:
+        read_image(picture.image)
+    if look.size != mask.size:
+        shown = "{} x {}".format(*look.size)
+        if TURNED in look.how and look.size == mask.size[::-1]:
+            raise DataError(
+                f"{picture.mask}: is {mask.width} x {mask.height} as its picture is stored, but that is shown turned by its "
+                f"EXIF data, {shown}; turn the mask too, or take the orientation out of the picture's EXIF data"
+            )
         raise DataError(
-            f"{picture.mask}: is {mask.width} x {mask.height} but its picture {size[0]} x {size[1]}; "
+            f"{picture.mask}: is {mask.width} x {mask.height} but its picture {shown}; "
             "make both the same size (masks by nearest neighbour)"
         )
-    return frozenset(labels) - {BACKGROUND, IGNORE_INDEX}
+    pixels = {value: count for value, count in enumerate(mask.histogram()) if count}
+    classes = frozenset(value for value in pixels if BACKGROUND < value < num_classes)
+    digests = [hashlib.blake2b(content, digest_size=16).hexdigest() for content in (image_bytes, mask_bytes)]
+    return Finding(classes, "", pixels, look.how, " ".join(digests))
+
+
+def notes_on(pictures: Sequence[Picture], findings: Sequence[Finding], num_classes: int) -> Iterator[str]:
+    """What is not read as it is stored: how many files, and one of them."""
+    found: dict[str, list[Path]] = {}
+    for picture, finding in zip(pictures, findings, strict=True):
+        for how in finding.how:
+            found.setdefault(f"pictures are read {how}", []).append(picture.image)
+        for value in unnamed_values(finding.pixels, num_classes):
+            found.setdefault(f"masks hold the value {value}, which has no name and is void", []).append(
+                picture.mask
+            )
+    for what, paths in sorted(found.items()):
+        yield f"{len(paths):,} {what}: {paths[0]} for example"
 
 
 def _as_is(rows: list) -> list:
@@ -158,6 +222,7 @@ def scan(
     workers: int | None = None,
     progress: bool = True,
     decode: bool = False,
+    unnamed: str = "refuse",
 ) -> list[Finding]:
     """Look at every picture and mask; `decode` reads pictures to the last pixel, not just their first and last bytes."""
     if workers is None:
@@ -166,7 +231,7 @@ def scan(
     if len(pictures) < 8 * CHUNK:
         workers = 0  # done before the processes have started
     loader = DataLoader(
-        _Scan(pictures, num_classes, decode),
+        _Scan(pictures, num_classes, decode, unnamed),
         batch_size=CHUNK,
         num_workers=workers,
         collate_fn=_as_is,

@@ -9,7 +9,7 @@ import torch
 from torch.utils.data import DataLoader
 
 from data.dataset import DataError
-from data.files import image_size
+from data.images import image_size
 from data.incremental import StepDataset
 from data.memory import ReplayDataset
 from data.workers import outlive_signals

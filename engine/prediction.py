@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from data.files import PICTURE_SUFFIXES, write_atomically
+from data.files import write_atomically
+from data.images import ANY_SUFFIXES
 from data.palette import palette_image
 from data.transforms import normalise
 from engine import checkpoint
@@ -130,9 +131,7 @@ def images_below(folder: Path, out: Path) -> Iterator[Path]:
         raise RunError(f"--out {out}: the pictures are looked for in this folder; choose another")
     for here, folders, files in os.walk(folder):
         folders[:] = sorted(f for f in folders if Path(here, f).resolve() != out.resolve())
-        yield from (
-            Path(here, file) for file in sorted(files) if Path(file).suffix.lower() in PICTURE_SUFFIXES
-        )
+        yield from (Path(here, file) for file in sorted(files) if Path(file).suffix.lower() in ANY_SUFFIXES)
 
 
 def why_not_a_file(path: Path) -> str | None:

@@ -22,7 +22,7 @@ from PIL import Image
 from tqdm import tqdm
 
 from data import DataError
-from data.files import open_picture
+from data.images import ANY_FORMATS, open_image
 from data.palette import palette_image
 from data.protocols import BACKGROUND
 from engine.checkpoint import CheckpointError
@@ -111,7 +111,7 @@ def predict_all(
         # disable=None: no bar where stderr is a file
         for path in tqdm(list(strips), f"step {network.step}", unit="picture", disable=None):
             try:
-                image, num_frames = open_picture(path)
+                image, num_frames = open_image(path, ANY_FORMATS)
                 sight = network.look(image, with_probabilities=options.probabilities and is_last)
             except (DataError, torch.OutOfMemoryError) as error:
                 say_skipped(path, str(error).removeprefix(f"{path}: "))

@@ -7,7 +7,7 @@ import torch
 
 from configs.schema import load_config
 from data import load_dataset
-from data.files import read_image, read_mask
+from data.images import read_image, read_mask
 from data.palette import voc_palette
 from data.transforms import normalise
 from engine import checkpoint

@@ -13,8 +13,8 @@ import data
 from data import DataError, Picture, load_dataset
 from data.ade import CLASS_NAMES as ADE_NAMES
 from data.dataset import read_list
-from data.files import read_image, read_mask
 from data.folder import read_class_names
+from data.images import read_image, read_mask
 from data.incremental import check_steps, select_test, select_train, test_table, train_table
 from data.index import build_index
 from data.palette import voc_palette

@@ -19,7 +19,7 @@ from PIL import Image
 
 from data import load_dataset
 from data.dataset import DataError
-from data.files import read_mask
+from data.images import read_mask
 from data.palette import voc_palette
 from scripts import merge_sbd
 

@@ -10,7 +10,7 @@ import torch
 from conftest import TINY_NETWORK
 from PIL import Image
 
-from data.files import open_picture
+from data.images import ANY_FORMATS, open_image
 from data.palette import palette_image, voc_palette
 from engine import checkpoint
 from engine.prediction import shown_size
@@ -63,7 +63,7 @@ def with_corner(width: int = 40, height: int = 24) -> Image.Image:
 
 
 def seen_by(path) -> np.ndarray:
-    return np.asarray(open_picture(path)[0])
+    return np.asarray(open_image(path, ANY_FORMATS)[0])
 
 
 def mask_of(folder, name: str) -> Image.Image:
@@ -182,7 +182,7 @@ def test_transparency_lies_on_white_and_deep_greys_keep_their_order(tmp_path):
 def test_the_first_frame_of_an_animation_is_taken(tmp_path):
     frames = [Image.new("RGB", (9, 9), colour) for colour in (RED, GREEN)]
     frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
-    picture, num_frames = open_picture(tmp_path / "a.gif")
+    picture, num_frames = open_image(tmp_path / "a.gif", ANY_FORMATS)
     assert num_frames == 2 and picture.getpixel((4, 4)) == RED
 
 
@@ -246,7 +246,7 @@ def test_broken_files_are_named_and_the_rest_is_done(run, tmp_path, capsys):
         missing: "no such file",
         tmp_path / "hollow": "no picture in this folder",
         folder / "cut.jpg": "truncated",
-        folder / "text.jpg": "cannot identify",
+        folder / "text.jpg": "its first bytes are not those of",
         folder / "empty.png": "the file is empty",
     }
     assert len(skipped) == len(reasons)

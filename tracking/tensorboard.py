@@ -89,7 +89,7 @@ class Board(Tracker):
         shown = {"input": image, "truth": voc_palette()[classes[label]]}
         for index in range(step.index + 1):
             try:
-                with Image.open(folder / f"{number}_step_{index}.png") as file:
+                with Image.open(folder / f"{number}_step_{index}.png", formats=["PNG"]) as file:
                     shown[f"step {index}"] = np.asarray(file.convert("RGB"))
             except (OSError, SyntaxError):  # scored in another run, no test picture yet, or a damaged file
                 shown[f"step {index}"] = None
