@@ -142,6 +142,7 @@ class DataConfig(Section):
     steps: OwnSteps | None
     void: Literal["background", "ignore"]
     unseen: Literal["ignore", "background"]
+    unnamed: Literal["refuse", "void"]
     crop: Size
     scale: ScaleRange
     flip: Probability

@@ -149,6 +149,7 @@ def read_list(
     image_folders = [str(base / folder) for folder in image_folders]
     mask_folders = [str(base / folder) for folder in mask_folders]
     pictures: dict[str, Picture] = {}
+    images: set[Path] = set()
     problems = []
     try:
         lines = read_lines(list_file)
@@ -183,10 +184,11 @@ def read_list(
                 if path is None
             ]
             problems.append(f"{where}: {name} lacks {' and '.join(missing)}; add the file or remove the line")
-        elif name in pictures:
+        elif name in pictures or image in images:  # `a` and `./a` are one picture
             problems.append(f"{where}: {name} is listed twice; remove one of the lines")
         else:
             pictures[name] = Picture(name, image, mask)
+            images.add(image)
     return [pictures[name] for name in sorted(pictures)], problems
 
 

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from PIL import ExifTags, Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from data.dataset import DataError
 
@@ -120,15 +120,15 @@ def _bytes(values: np.ndarray) -> np.ndarray:
 def open_mask(path: Path, content: bytes | None = None) -> Image.Image:
     """The decoded mask of a file, whose bytes may be given; its own bytes are class numbers."""
     with _opened(path, MASK_FORMATS, content) as image:
-        if image.tile and image.tile[0].args in ("L;2", "L;4"):
+        if image.tile and image.tile[0][3] in ("L;2", "L;4"):
             raise DataError(
                 f"{path}: holds 2 or 4 bits of grey, which are shades and no class numbers; save it with 8 bits"
             )
         image.load()
-        image = _upright(image)
-        if image.mode in ("L", "P"):
-            return image
-        values = np.asarray(image)
+        mask = _upright(image)
+        if mask.mode in ("L", "P"):
+            return mask
+        values = np.asarray(mask)
         if values.ndim == 3:
             raise DataError(
                 f"{path}: a colour mask ({image.mode}) where class numbers are wanted; "
@@ -145,16 +145,18 @@ def read_mask(path: Path) -> np.ndarray:
 
 
 def open_colour_mask(path: Path) -> Image.Image:
-    """The decoded mask in its colours, RGB, or its class numbers (mode L or P) if it has none."""
+    """The decoded mask as it is stored, in RGB if it has colours of its own."""
     with _opened(path, MASK_FORMATS) as image:
-        if image.mode in ("RGB", "RGBA"):
-            image.load()
-            if image.has_transparency_data and (np.asarray(image.convert("RGBA"))[..., 3] < 255).any():
-                raise DataError(
-                    f"{path}: is transparent in places, which have no colour; save it without an alpha channel"
-                )
-            return _upright(image).convert("RGB")
-    return open_mask(path)
+        image.load()
+        if _is_deep(image):
+            return open_mask(path)
+        if image.mode not in ("RGB", "RGBA", "LA"):
+            return _upright(image)
+        if image.mode != "RGB" and (np.asarray(image.getchannel("A")) < 255).any():
+            raise DataError(
+                f"{path}: is transparent in places, which have no colour; save it without an alpha channel"
+            )
+        return _upright(image).convert("RGB")
 
 
 def image_size(path: Path) -> tuple[int, int]:
@@ -188,7 +190,9 @@ def _shown_size(image: Image.Image, orientation: int) -> tuple[int, int]:
 
 
 @contextmanager
-def _opened(path: Path, formats: Sequence[str], content: bytes | None = None) -> Iterator[Image.Image]:
+def _opened(
+    path: Path, formats: Sequence[str], content: bytes | None = None
+) -> Iterator[ImageFile.ImageFile]:
     """The image of a file, or of its content where that is at hand; whatever fails inside is a DataError."""
     with _as_data_errors(path):
         if content is None:

@@ -60,25 +60,33 @@ def check_steps(
             )
 
 
-def train_table(step: Step, mode: str, void: str) -> np.ndarray:
-    """Mask value -> label for training. Old and future classes become background; sequential keeps the old."""
+def train_table(step: Step, mode: str, void: str, num_classes: int = IGNORE_INDEX) -> np.ndarray:
+    """Mask value -> label for training. Old and future classes become background; sequential keeps the old.
+
+    Values from `num_classes` on have no name: where they are not refused (data.unnamed) they are void.
+    """
     _check_choice("mode", mode, MODES)
     _check_choice("void", void, ("background", "ignore"))
     table = np.full(256, BACKGROUND, np.uint8)
     kept = step.seen if mode == "sequential" else step.new
     for class_id in kept:
         table[class_id] = step.seen.index(class_id)
-    table[IGNORE_INDEX] = IGNORE_INDEX if void == "ignore" else BACKGROUND
+    table[num_classes:] = IGNORE_INDEX if void == "ignore" else BACKGROUND
     return table
 
 
-def test_table(step: Step, unseen: str, void_labels: frozenset[int] = frozenset()) -> np.ndarray:
-    """Mask value -> label for evaluation. Unseen classes are ignored or become background; void is ignored."""
+def test_table(
+    step: Step, unseen: str, void_labels: frozenset[int] = frozenset(), num_classes: int = IGNORE_INDEX
+) -> np.ndarray:
+    """Mask value -> label for evaluation. Unseen classes are ignored or become background; void is ignored.
+
+    So are values from `num_classes` on, which have no name.
+    """
     _check_choice("unseen", unseen, ("ignore", "background"))
     table = np.full(256, IGNORE_INDEX if unseen == "ignore" else BACKGROUND, np.uint8)
     for label, class_id in enumerate(step.seen):
         table[class_id] = label
-    table[[IGNORE_INDEX, *void_labels]] = IGNORE_INDEX
+    table[[*range(num_classes, 256), *void_labels]] = IGNORE_INDEX
     return table
 
 

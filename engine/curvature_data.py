@@ -190,7 +190,7 @@ class Batches:
             method.begin_step(
                 copy.deepcopy(subject.model), step
             )  # it may freeze other parts than the subject's step
-        table = train_table(step, data.mode, data.void)
+        table = train_table(step, data.mode, data.void, self.dataset.num_classes)
         dataset = StepDataset(images, table, transform, seed=self.options.seed)
         if method is subject.method and subject.before is not None and method.surveys:
             method.survey(self._teacher_outputs(dataset))
@@ -208,12 +208,13 @@ class Batches:
         """Test images with all labels seen so far: a method that never began a step takes every label for what it says."""
         data, step = self.data, self.subject.step
         chosen = select_test(self._classes(self.dataset.test), step)
-        table = test_table(step, data.unseen, self.dataset.void_labels)
+        table = test_table(step, data.unseen, self.dataset.void_labels, self.dataset.num_classes)
         images = [self.dataset.test[i] for i in chosen]
         return StepDataset(images, table, test_transform(data.crop)), plain_method(self.subject.config)
 
     def _classes(self, images: Sequence[Picture]) -> list[frozenset[int]]:
-        return build_index(self.dataset.name, images, self.dataset.num_classes, cache=self.data.cache)
+        data, dataset = self.data, self.dataset
+        return build_index(dataset.name, images, dataset.num_classes, cache=data.cache, unnamed=data.unnamed)
 
     def _load(self, groups: list[tuple[StepDataset, Method]]) -> list[Batch]:
         options = self.options

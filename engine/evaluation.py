@@ -26,7 +26,7 @@ def evaluate(run: Run, step: Step, model: Segmenter) -> ConfusionMatrix:
     positions = select_test(run.test_classes, step)
     data = StepDataset(
         [run.dataset.test[i] for i in positions],
-        test_table(step, config.unseen, run.dataset.void_labels),
+        test_table(step, config.unseen, run.dataset.void_labels, run.dataset.num_classes),
         test_transform(config.evaluate_size if config.evaluate == "crop" else None),
     )
     loader = test_loader(

@@ -177,6 +177,7 @@ def trained_with(
         "objective": objective_of(config, step),
         "recipe": recipe_of(config, step),
         "data": data.get("train"),
+        "content": data.get("train_content"),
         "classes": list(class_names),
     }
     return facts | ({"weights": dict(weights)} if weights else {})
@@ -231,7 +232,7 @@ def start_notes(path: Path, state: Facts, ours: Facts) -> list[str]:
             f"start from a step of a run with method.name={method}, or leave train.start_from out"
         )
     differences = config_differences(_comparable(told, method, step), _comparable(ours, method, step))
-    if told.get("data") not in (None, ours["data"]):
+    if any(told.get(key) not in (None, ours[key]) for key in ("data", "content")):
         differences.append("the training images")
     if "weights" in told and "weights" in ours and told["weights"]["sha256"] != ours["weights"]["sha256"]:
         differences.append(f"model.pretrained: {told['weights']['file']!r} -> {ours['weights']['file']!r}")

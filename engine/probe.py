@@ -98,7 +98,8 @@ class Probe:
         """l_seg and L on training images of the step, by prefix."""
         judge, data = self._judge(twin), self.config.data
         chosen = [self.dataset.train[i] for i in self.train_images[: self.config.run.flatness]]
-        images, labels = self._read(chosen, train_table(self.step, data.mode, data.void))
+        table = train_table(self.step, data.mode, data.void, self.dataset.num_classes)
+        images, labels = self._read(chosen, table)
         target = None
         if self.teacher is not None:
             with torch.no_grad():
@@ -127,7 +128,8 @@ class Probe:
         if not chosen:
             return {}
         # Old classes have the same labels in both steps; to the step before, the new ones are unseen like the rest.
-        images, labels = self._read(chosen, test_table(before, "ignore", self.dataset.void_labels))
+        table = test_table(before, "ignore", self.dataset.void_labels, self.dataset.num_classes)
+        images, labels = self._read(chosen, table)
         if not (labels != IGNORE_INDEX).any():
             return {}
         return {"old_": lambda: F.cross_entropy(twin(images).logits, labels, ignore_index=IGNORE_INDEX)}

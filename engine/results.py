@@ -65,6 +65,12 @@ def steps_asked_for(train: Mapping[str, Any], num_steps: int) -> int:
     return num_steps if train["last_step"] is None else train["last_step"] + 1
 
 
+def changed_lists(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
+    """Which lists of images differ between two records of the data, by what both know: older ones know no content."""
+    changed = (key for key in now if key in before and before[key] != now[key])
+    return list(dict.fromkeys(key.removesuffix("_content") for key in changed))
+
+
 def environment(device: torch.device, world: int) -> dict[str, Any]:
     return {
         "python": platform.python_version(),

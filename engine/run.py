@@ -12,7 +12,7 @@ from tqdm import tqdm
 from configs.schema import EVALUATION_KEYS, FREE_KEYS, Config, ConfigError, dump_config, load_config
 from data import Dataset, load_dataset
 from data.incremental import check_steps, select_train
-from data.index import build_index, content_digest
+from data.index import content_digest, read_index
 from data.loaders import iterations_per_epoch, micro_batch_size
 from data.protocols import Step, configured_steps
 from engine import identity
@@ -20,7 +20,7 @@ from engine.arguments import without_effect
 from engine.optim import iterations_of
 from engine.placement import Placement
 from engine.ranks import Ranks, StopRequest, be_deterministic, gather_objects, main_rank_first
-from engine.results import environment, figures_by_step, steps_asked_for
+from engine.results import changed_lists, environment, figures_by_step, steps_asked_for
 from engine.run_folder import RunError, RunFolder
 from engine.scores import drop_from, evaluation_name, scores_of
 from engine.start import settle_start
@@ -113,14 +113,16 @@ def prepare(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
         config.data.dataset, config.data.protocol, config.data.steps, dataset.class_names
     )
     index = partial(
-        build_index,
+        read_index,
         dataset.name,
         num_classes=len(dataset.class_names),
         cache=config.data.cache,
         progress=ranks.is_main,
+        unnamed=config.data.unnamed,
     )
     with main_rank_first(ranks):
-        train_classes, test_classes = index(dataset.train), index(dataset.test)
+        train_index, test_index = index(dataset.train), index(dataset.test)
+    train_classes, test_classes = train_index.classes, test_index.classes
     check_steps(dataset.class_names, train_classes, steps, config.data.mode)
     chosen = [select_train(train_classes, step, config.data.mode) for step in steps]
 
@@ -132,6 +134,8 @@ def prepare(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
         "data": {
             "train": content_digest(dataset.train, train_classes),
             "test": content_digest(dataset.test, test_classes),
+            "train_content": train_index.content,
+            "test_content": test_index.content,
         },
         "steps": [],
     }
@@ -149,7 +153,8 @@ def prepare(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
     # A tracker that is new does not know the steps that came with train.start_from.
     board.catch_up((result, run.iterations_until(steps[result["step"]])) for result in run.scores)
     iterations = [run.iterations(step) for step in steps]  # raises if a step has fewer images than a batch
-    for notice in [*dataset.notices, *ends_on_an_ascent(run), *without_effect(config)]:
+    notices = [*dataset.notices, *train_index.notes, *test_index.notes]
+    for notice in [*notices, *ends_on_an_ascent(run), *without_effect(config)]:
         run.say(f"note: {notice}")
     run.say(
         f"{folder.path}: {config.method.name} / {config.phase.name}, strength {config.method.strength:g}\n"
@@ -190,10 +195,18 @@ def open_folder(config: Config, ranks: Ranks, steps: list[Step], results: dict[s
     earlier = folder.earlier_results()
     if earlier:
         check_same_data(config, folder, earlier["data"], results["data"])
+        if ranks.is_main and "train_content" not in earlier["data"]:
+            tqdm.write(
+                f"note: {folder.path} was begun before the content of pictures was recorded: that they are the same "
+                "is known of their names, classes and sizes alone"
+            )
         results |= {key: earlier[key] for key in FACTS if key in earlier}
         facts = {key: results[key] for key in FACTS if key in results}
-        if ranks.is_main and not facts.keys() <= earlier.keys():
-            folder.write_results(earlier | facts)  # what a folder of an older version lacks is asked for once
+        facts["data"] = results["data"] | earlier["data"]
+        if facts != {key: earlier.get(key) for key in facts}:
+            earlier |= facts  # what a folder of an older version lacks is asked for once
+            if ranks.is_main:
+                folder.write_results(earlier)
         missing = first_missing(folder, first_step(results))
         figures = figures_by_step(earlier["steps"])
         results["steps"] = [result for index, result in figures.items() if index < missing]
@@ -298,7 +311,7 @@ def check_same_classes(folder: RunFolder, before: dict[str, Any], class_names: l
 
 
 def check_same_data(config: Config, folder: RunFolder, before: dict[str, str], now: dict[str, str]) -> None:
-    changed = [part for part in now if before[part] != now[part]]
+    changed = changed_lists(before, now)
     if changed and not config.run.force:
         raise RunError(
             f"{folder.path} was begun with other {' and '.join(changed)} pictures than data.root={config.data.root} holds "

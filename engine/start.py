@@ -12,7 +12,7 @@ from typing import Any
 from configs.schema import Config
 from data.protocols import Step
 from engine import checkpoint, identity
-from engine.results import figures_by_step
+from engine.results import changed_lists, figures_by_step
 from engine.run_folder import RunError, RunFolder, read_results
 from engine.scores import evaluation_settings
 
@@ -113,7 +113,7 @@ def figures_of(
 ) -> dict[int, dict]:
     """What results.json beside the source holds of the step and those before, if it is of this model and made alike."""
     theirs = read_results(source.parent / "results.json")
-    if not theirs or theirs.get("data") != results["data"]:
+    if not theirs or "data" not in theirs or changed_lists(theirs["data"], results["data"]):
         return {}
     index = state["step"]
     if theirs["protocol"][: index + 1] != [list(step.new) for step in steps[: index + 1]]:

@@ -183,7 +183,7 @@ def step_loader(run: Run, step: Step, *, iterations: range, batch_of: Callable[[
     config, ranks = run.config, run.ranks
     data = StepDataset(
         [run.dataset.train[i] for i in run.train_images[step.index]],
-        train_table(step, config.data.mode, config.data.void),
+        train_table(step, config.data.mode, config.data.void, run.dataset.num_classes),
         train_transform(config.data.crop, config.data.scale, config.data.flip),
         seed=config.train.seed,
     )

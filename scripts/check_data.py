@@ -1,4 +1,4 @@
-"""Is a data set complete? One screen: pictures per list and class, missing and broken files, sizes of the steps.
+"""Is a data set complete? Pictures per list, mask values with their names and shares, missing and broken files, steps.
 
     python -m scripts.check_data /data/VOC2012
     python -m scripts.check_data /data/VOC2012 --full --protocols 15-1 10-1 --problems problems.txt
@@ -9,7 +9,6 @@ Exit codes: 0 complete; 1 usable, but something is missing, broken or other than
 from __future__ import annotations
 
 import argparse
-from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -19,16 +18,16 @@ from typing import NamedTuple
 from data import DATASETS, DataError, Dataset, Picture, find_dataset
 from data.dataset import SHOWN_PROBLEMS
 from data.incremental import select_test, select_train
-from data.index import scan
+from data.index import notes_on, scan, unnamed_values
 from data.official import LISTS, PICTURES_PER_CLASS, STEP_SIZES, is_official
-from data.protocols import Step, protocol_steps
+from data.protocols import IGNORE_INDEX, Step, protocol_steps
+from data.values import ValueUse, shift_warning, uses_of_values
 from engine.terminal import exit_with
 from tracking.tables import format_table
 
 COMPLETE, DIFFERENT, UNUSABLE = 0, 1, 2
 DEFAULT_PROTOCOLS = {"voc": ("15-1", "15-5", "19-1"), "ade": ("100-50", "100-10", "50-50"), "folder": ()}
 SCREEN_WIDTH = 100
-MOST_CLASSES = 60  # with more of them only the rarest and the most frequent are shown
 
 
 @dataclass
@@ -41,6 +40,9 @@ class CheckedList:
     missing: list[str]  # problems of lines without a pair of files
     broken: list[str]  # problems of files that cannot be used
     classes: list[frozenset[int]]  # of each picture that can
+    values: dict[int, ValueUse]  # of all masks that can be read
+    masks: list[Path]  # of each picture that can be used
+    notes: list[str]  # what is not read as it is stored
 
     @property
     def listed(self) -> int:
@@ -139,6 +141,9 @@ def check_lists(dataset: Dataset, root: Path, full: bool) -> dict[str, CheckedLi
             missing[name],
             [findings[picture].problem for picture in group if findings[picture].problem],
             [findings[picture].classes for picture in sound],
+            uses_of_values((picture.mask, findings[picture].pixels) for picture in group),
+            [picture.mask for picture in sound],
+            list(notes_on(sound, [findings[picture] for picture in sound], dataset.num_classes)),
         )
 
     return {name: check(name, found[name]) for name in sorted(found)}
@@ -187,6 +192,17 @@ def find_differences(
         if absent:
             more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
             yield f"no picture of {name} shows {', '.join(absent[:5])}{more}"
+        checked = lists[name]
+        for value in unnamed_values(checked.values, dataset.num_classes)[:5]:
+            use = checked.values[value]
+            yield (
+                f"value {value} has no name, in {use.masks:,} masks of {name} ({use.example} for example): name it, "
+                "correct the masks, or train with data.unnamed=void"
+            )
+    train = lists[dataset.train_list]
+    shift = shift_warning(dataset.class_names, train.values, train.masks)
+    if shift:
+        yield shift
 
 
 # -------------------------------------------------------------------------------------------------------- the screen
@@ -202,9 +218,13 @@ def screen(
     """The parts of the report, one after the other."""
     yield f"{root}: {dataset.name}, {dataset.num_classes - 1} classes, trains on {dataset.train_list}"
     yield list_table(lists)
-    yield class_columns(dataset, lists[dataset.train_list])
+    train = lists[dataset.train_list]
+    yield value_table(dataset, train) if dataset.name == "folder" else value_columns(dataset, train)
     if sizes:
         yield step_table(sizes)
+    notes = [f"{checked.name}: {note}" for checked in lists.values() for note in checked.notes]
+    if notes:
+        yield "\n".join(notes)
     if problems:
         shown = problems[:SHOWN_PROBLEMS]
         if len(problems) > len(shown):
@@ -224,27 +244,50 @@ def list_table(lists: dict[str, CheckedList]) -> str:
     return format_table(["list", "official", "listed", "missing", "broken"], rows)
 
 
-def class_columns(dataset: Dataset, train: CheckedList) -> str:
-    """Pictures per class, in as many columns as fit the screen, read downwards."""
-    counts = Counter(class_id for classes in train.classes for class_id in classes)
-    ids = list(range(1, dataset.num_classes))
-    title = f"pictures per class in {train.name}"
+def value_names(dataset: Dataset, train: CheckedList) -> dict[int, str]:
+    """Every mask value that means or holds something."""
+    names = dict(enumerate(dataset.class_names))
+    for value in train.values:
+        names.setdefault(value, "(void)" if value == IGNORE_INDEX else "(no name)")
+    return names
+
+
+def share_of(value: int, train: CheckedList) -> str:
+    """Of all pixels."""
+    total = sum(use.pixels for use in train.values.values())
+    return f"{100 * train.values[value].pixels / total:.2f}%" if value in train.values else "-"
+
+
+def value_table(dataset: Dataset, train: CheckedList) -> str:
+    """What each mask value is read as, how much of it there is, and a file to look at."""
+    rows = []
+    for value, name in value_names(dataset, train).items():
+        use = train.values.get(value)
+        where = [f"{use.masks:,}", str(use.example)] if use else ["0", "-"]
+        rows.append([f"{value:>3}  {name}", share_of(value, train), *where])
+    title = f"mask values of {train.name} and what they are read as"
+    return f"{title}\n{format_table(['value', 'pixels', 'pictures', 'for example'], rows)}"
+
+
+def value_columns(dataset: Dataset, train: CheckedList) -> str:
+    """The same without files for data sets that have many classes, in as many columns as fit the screen, read downwards."""
+    title = f"mask values of {train.name}: share of the pixels, pictures"
     official = PICTURES_PER_CLASS.get((dataset.name, train.name))
     if official:
         title += " / in the official one"
-    if len(ids) > MOST_CLASSES:
-        by_count = sorted(ids, key=lambda class_id: counts[class_id])
-        ids = by_count[: MOST_CLASSES // 4] + by_count[-MOST_CLASSES // 4 :]
-        title += f": the {MOST_CLASSES // 4} rarest and most frequent"
-    names = [dataset.class_names[class_id] for class_id in ids]
-    width = max(map(len, names))
-    cells = [
-        f"{name:{width}} {counts[class_id]:>6,}" + (f" / {official[class_id - 1]:>5,}" if official else "")
-        for class_id, name in zip(ids, names, strict=True)
-    ]
+    names = value_names(dataset, train)
+    width = max(map(len, names.values()))
+    cells = []
+    for value, name in names.items():
+        count = train.values[value].masks if value in train.values else 0
+        cell = f"{value:>3} {name:{width}} {share_of(value, train):>6} {count:>6,}"
+        if official:
+            is_class = 0 < value < dataset.num_classes
+            cell += f" / {official[value - 1]:>5,}" if is_class else " " * 8
+        cells.append(cell)
     columns = min(len(cells), max(1, (SCREEN_WIDTH + 3) // (len(cells[0]) + 3)))
     height = -(-len(cells) // columns)
-    return "\n".join([title, *("   ".join(cells[row::height]) for row in range(height))])
+    return "\n".join([title, *("   ".join(cells[row::height]).rstrip() for row in range(height))])
 
 
 def step_table(sizes: list[StepSizes]) -> str:

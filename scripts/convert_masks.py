@@ -4,7 +4,8 @@
     python -m scripts.convert_masks masks --colours colours.txt --in-place
 
 Colours are VOC's unless a file gives others: one `red green blue` per line, class 0 first. A line may name its label
-itself, `255: 224 224 192` for example, which is how void is given.
+itself, `255: 224 224 192` for example, which is how void is given. With a file every mask is converted by its colours, grey
+ones and those with a palette, too: `1: 0 0 0` makes class 1 of the grey 0. Without one these hold class numbers already.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from tqdm import tqdm
 
 from data.dataset import DataError, read_lines
 from data.files import write_atomically
+from data.images import open_colour_mask, open_mask
 from data.palette import voc_palette
 
 
@@ -56,9 +58,10 @@ def convert(mask: Image.Image, colours: dict[int, tuple[int, int, int]], source:
     strange = codes[known[found] != codes]
     if strange.size:
         code = int(strange[0])
+        hint = "" if mask.mode == "RGB" else ", or leave that out if the masks hold class numbers already"
         raise DataError(
             f"{source}: {strange.size:,} pixels have colours of no class, such as "
-            f"({code >> 16}, {code >> 8 & 255}, {code & 255}); give the right ones with --colours"
+            f"({code >> 16}, {code >> 8 & 255}, {code & 255}); give the right ones with --colours{hint}"
         )
     converted = Image.fromarray(labels[found])
     converted.putpalette([value for label in range(256) for value in colours.get(label, (0, 0, 0))])
@@ -102,15 +105,11 @@ def run(folder: Path, output: Path | None, in_place: bool, colours_file: Path | 
 
     converted = 0
     for path in tqdm(paths, desc="converting", disable=None):
-        try:
-            with Image.open(path) as mask:
-                mask.load()
-        except Exception as error:  # decoders fail in many ways on damaged files
-            raise DataError(f"{path}: cannot be read ({error}); fetch or make the file again") from error
-        if mask.mode in ("L", "P"):  # already class numbers
+        mask = open_colour_mask(path)
+        if mask.mode != "RGB" and not colours_file:  # already class numbers
             if in_place:
                 continue
-            result: Image.Image = mask
+            result = open_mask(path)
         else:
             result = convert(mask, colours, path)
             converted += 1
@@ -121,6 +120,11 @@ def run(folder: Path, output: Path | None, in_place: bool, colours_file: Path | 
         result.save(content, "PNG", optimize=True)
         write_atomically(destination, content.getvalue())
     same = len(paths) - converted
+    if not converted:
+        return (
+            f"{target}: nothing was converted: all {same:,} masks hold class numbers already (they are grey or have a palette). "
+            "If these are shades or colours after all, say with --colours which classes they mean"
+        )
     return f"{target}: {converted:,} masks converted, {same:,} held class numbers already"
 
 

@@ -296,7 +296,10 @@ def recipe_differences(one: Run, other: Run) -> list[str]:
         free += AXES_OF_JOINT
     if is_stable_sgd(one.config) or is_stable_sgd(other.config):
         free += ("train.batch_size",)
-    old, new = ({**run.config, "pictures": run.results.get("data", {})} for run in (one, other))
+    before, now = (run.results.get("data", {}) for run in (one, other))
+    if before.keys() != now.keys():  # one of them is older than digests of the content
+        free += ("pictures.train_content", "pictures.test_content")
+    old, new = {**one.config, "pictures": before}, {**other.config, "pictures": now}
     if "weights" in one.results and "weights" in other.results:  # the same file may lie elsewhere
         free += ("model.pretrained",)
         old["weights"], new["weights"] = (

@@ -217,7 +217,9 @@ def look_at(jobs: Mapping[Job, Config], preset: Preset, count: bool = True) -> l
 
 def count_pictures(data: DataConfig) -> Sizes:
     dataset = load_dataset(data.dataset, data.root, data.train_list)
-    classes = build_index(dataset.name, dataset.train, len(dataset.class_names), cache=data.cache)
+    classes = build_index(
+        dataset.name, dataset.train, dataset.num_classes, cache=data.cache, unnamed=data.unnamed
+    )
     steps = configured_steps(data.dataset, data.protocol, data.steps, dataset.class_names)
     return tuple(len(select_train(classes, step, data.mode)) for step in steps)
 
