@@ -93,7 +93,8 @@ def main(arguments: list[str] | None = None) -> int:
     print("\n\n".join(screen(dataset, options.root, lists, sizes, problems)) + "\n")
     empty = [name for name in (dataset.train_list, "val") if not lists[name].classes]
     if empty:
-        print(f"not usable: {' and '.join(empty)}: no picture can be used")
+        reasons = [f"{' and '.join(empty)}: no picture can be used", *value_warnings(dataset, lists)]
+        print("not usable: " + "\n        and ".join(reasons))
         return UNUSABLE
     differences = list(find_differences(dataset, lists, sizes))
     if differences:
@@ -192,12 +193,17 @@ def find_differences(
         if absent:
             more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
             yield f"no picture of {name} shows {', '.join(absent[:5])}{more}"
-        checked = lists[name]
-        for value in unnamed_values(checked.values, dataset.num_classes)[:5]:
-            use = checked.values[value]
+    yield from value_warnings(dataset, lists)
+
+
+def value_warnings(dataset: Dataset, lists: dict[str, CheckedList]) -> Iterator[str]:
+    """Mask values without a name, and signs that all of them are shifted."""
+    for name in (dataset.train_list, "val"):
+        values = lists[name].values
+        for value in unnamed_values(values, dataset.num_classes)[:5]:
             yield (
-                f"value {value} has no name, in {use.masks:,} masks of {name} ({use.example} for example): name it, "
-                "correct the masks, or train with data.unnamed=void"
+                f"value {value} has no name, in {values[value].masks:,} masks of {name} ({values[value].example} for "
+                "example): name it, correct the masks, or train with data.unnamed=void"
             )
     train = lists[dataset.train_list]
     shift = shift_warning(dataset.class_names, train.values, train.masks)
@@ -280,7 +286,7 @@ def value_columns(dataset: Dataset, train: CheckedList) -> str:
     cells = []
     for value, name in names.items():
         count = train.values[value].masks if value in train.values else 0
-        cell = f"{value:>3} {name:{width}} {share_of(value, train):>6} {count:>6,}"
+        cell = f"{value:>3} {name:{width}} {share_of(value, train):>7} {count:>6,}"
         if official:
             is_class = 0 < value < dataset.num_classes
             cell += f" / {official[value - 1]:>5,}" if is_class else " " * 8

@@ -188,6 +188,7 @@ def test_missing_list(tmp_path):
         (b"", "is empty"),
         (b"\r\n \n", "is empty"),
         (b"a\nb\na\n", r"line 3: a is listed twice"),
+        (b"a\n./a\n", r"line 2: \./a is listed twice"),
         (b"a\n/JPEGImages/a.jpg /SegmentationClassAug/a.png", "line 2: a is listed twice"),
         (b"a\nzz\n", r"line 2: zz lacks its picture .*JPEGImages\) and its mask .*SegmentationClassAug\)"),
         (b"../../etc/passwd", "leaves the data root"),
