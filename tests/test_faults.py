@@ -11,10 +11,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as multiprocessing
 from conftest import mostly_slow, write_voc
+from PIL import Image
 from test_distributed import become_rank, free_port
 
 import train
@@ -151,6 +153,45 @@ def own_voc(tmp_path) -> Path:
     """A copy of a data set that a test may spoil."""
     train_pictures = [[1], [2], [1, 2], [2], [3], [3, 1], [3], [3, 2]]
     return write_voc(tmp_path / "voc", train_pictures, [[1, 2], [3], [1]])
+
+
+def test_an_image_of_other_content_and_equal_size_is_noticed(own_voc, toy_arguments, capsys):
+    path = own_voc / "JPEGImages/train_aug_000.jpg"
+    with Image.open(path) as file:
+        image = file.convert("RGB")
+    image.save(path, comment=b"a")
+    assert train.main(toy_arguments(f"data.root={own_voc}", "train.last_step=0")) == 0
+    size = path.stat().st_size
+    image.save(path, comment=b"b")
+    assert path.stat().st_size == size
+    assert train.main(toy_arguments(f"data.root={own_voc}")) == 2
+    assert "begun with other train pictures" in capsys.readouterr().err
+
+
+def test_a_run_older_than_digests_of_the_content_goes_on_and_says_so_once(toy_run, toy_arguments, capsys):
+    file = toy_run() / "results.json"
+    results = json.loads(file.read_text())
+    for key in ("train_content", "test_content"):
+        del results["data"][key]
+    file.write_text(json.dumps(results))
+    said = []
+    for _ in range(2):
+        assert train.main(toy_arguments("method.name=mib")) == 0
+        said.append("was begun before the content of pictures was recorded" in capsys.readouterr().out)
+    assert said == [True, False]
+
+
+def test_training_refuses_a_mask_value_without_a_name_unless_it_is_void(own_voc, toy_arguments, capsys):
+    path = own_voc / "SegmentationClassAug/train_aug_000.png"
+    with Image.open(path) as file:
+        labels = np.array(file)
+    labels[1] = 77
+    Image.fromarray(labels).save(path)
+    arguments = [f"data.root={own_voc}", "train.last_step=0"]
+    assert train.main(toy_arguments(*arguments)) == 2
+    assert "holds the label 77" in (said := capsys.readouterr().err) and "data.unnamed=void" in said
+    assert train.main(toy_arguments(*arguments, "data.unnamed=void")) == 0
+    assert "note: 1 masks hold the value 77, which has no name and is void" in capsys.readouterr().out
 
 
 def test_a_data_set_that_changes_between_starts_is_noticed(own_voc, toy_arguments, tmp_path, capsys):

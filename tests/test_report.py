@@ -382,6 +382,18 @@ def test_other_pictures_are_another_recipe_and_a_repeated_seed_is_not_averaged(t
     )
 
 
+def test_runs_older_than_digests_of_the_content_pair_with_later_ones(tmp_path):
+    old, new = write_run(tmp_path, "old"), write_run(tmp_path, "new", seed=2)
+    for content in ("as it was", "changed"):
+        new["data"]["train_content"] = content
+        (tmp_path / "new/results.json").write_text(json.dumps(new))
+        assert not read_runs([tmp_path]).foreign
+    old["data"]["train_content"] = "as it was"
+    (tmp_path / "old/results.json").write_text(json.dumps(old))
+    ((_, differences),) = read_runs([tmp_path]).foreign
+    assert "pictures.train_content" in differences[0]
+
+
 OWN_STEPS = [[1, 2, 3], [4], [5]]
 OWN_DATA = {
     "names": ("background", *(f"c{i}" for i in range(1, 6))),
