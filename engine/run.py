@@ -9,6 +9,7 @@ from typing import Any
 import torch
 from tqdm import tqdm
 
+from configs.identity import run_name, short_name
 from configs.schema import EVALUATION_KEYS, FREE_KEYS, Config, ConfigError, dump_config, load_config
 from data import Dataset, load_dataset
 from data.incremental import check_steps, select_train
@@ -157,7 +158,7 @@ def prepare(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
     for notice in [*notices, *ends_on_an_ascent(run), *without_effect(config)]:
         run.say(f"note: {notice}")
     run.say(
-        f"{folder.path}: {config.method.name} / {config.phase.name}, strength {config.method.strength:g}\n"
+        f"{folder.path}: {short_name(config.model_dump())}, strength {config.method.strength:g}\n"
         f"pictures   {' + '.join(str(len(images)) for images in chosen)}\n"
         f"iterations {' + '.join(map(str, iterations))}"
     )
@@ -179,7 +180,7 @@ def check_norms(config: Config, world: int) -> None:
 
 def open_folder(config: Config, ranks: Ranks, steps: list[Step], results: dict[str, Any]) -> RunFolder:
     """The run's folder, locked and checked; what it holds of earlier steps goes into `results`."""
-    folder = RunFolder(Path(config.run.folder) / run_name(config))
+    folder = RunFolder(Path(config.run.folder) / run_name(config.model_dump()))
     if ranks.is_main:
         folder.lock()
         before = folder.earlier_results() or {}
@@ -261,15 +262,6 @@ def keep_evaluations(
                 f"note: step {missing} is trained anew: its scores as {', '.join(dropped)} are dropped"
             )
             folder.write_results(results)
-
-
-def run_name(config: Config) -> str:
-    if config.run.name:
-        return config.run.name
-    protocol = config.data.protocol if config.data.steps is None else "own-steps"
-    phase = "" if config.phase.name == "descent" else f"-{config.phase.name}"
-    phase += "" if config.update.name == "plain" else f"-{config.update.name}"
-    return f"{config.data.dataset}_{protocol}_{config.data.mode}_{config.method.name}{phase}_seed{config.train.seed}"
 
 
 def check_same_config(

@@ -14,7 +14,7 @@ from engine.results import figures_by_step, steps_done
 from engine.terminal import command, exit_with
 from metrics.continual import group_names
 from study.beside import COMPARED, differences, rows
-from study.collection import Run
+from study.collection import RecordedRun
 from study.panels import example_panels
 from tracking.tables import format_table, markdown_table, percent
 from tracking.text import drawn, printable
@@ -50,7 +50,7 @@ def main(arguments: list[str]) -> int:
     return 0
 
 
-def comparison(runs: Mapping[str, Run]) -> tuple[list[str], list[list[str]]]:
+def comparison(runs: Mapping[str, RecordedRun]) -> tuple[list[str], list[list[str]]]:
     """mIoU in percent after the last step, in both conventions, beside what step 0 had reached."""
     groups = groups_of(runs)
     header = ["run", f"step 0: {groups['old']}", groups["old"], groups["new"], "all"]
@@ -67,13 +67,13 @@ def comparison(runs: Mapping[str, Run]) -> tuple[list[str], list[list[str]]]:
     return header, table
 
 
-def groups_of(runs: Mapping[str, Run]) -> dict[str, str]:
+def groups_of(runs: Mapping[str, RecordedRun]) -> dict[str, str]:
     """What the groups of classes are called; by class ids only where these are the same in all rows."""
     first, *others = [group_names(run.steps) for run in runs.values()]
     return first if all(names == first for names in others) else {"old": "old", "new": "new"}
 
 
-def draw(path: Path, runs: Mapping[str, Run], num_examples: int) -> None:
+def draw(path: Path, runs: Mapping[str, RecordedRun], num_examples: int) -> None:
     from tracking.plotting import pyplot, save, without_formulas
 
     own = {name: run for name, run in runs.items() if run.evaluation is None}  # a model sees but once

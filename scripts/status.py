@@ -31,6 +31,7 @@ from typing import Any
 import torch
 
 from configs import yaml_core
+from configs.identity import short_name
 from data import DataError
 from data.protocols import PROTOCOLS
 from engine.checkpoint import previous_path
@@ -40,7 +41,7 @@ from engine.run_folder import RunError, RunFolder
 from engine.terminal import exit_with
 from tracking.tables import format_table, percent
 
-HEADER = ("run", "method / phase", "state", "steps", "iteration", "old", "new", "all", "spent", "left")
+HEADER = ("run", "method", "state", "steps", "iteration", "old", "new", "all", "spent", "left")
 MARK = re.compile(r"config\.yaml|results\.json|resume\.pt|step_\d+\.pt")  # a file that makes a folder a run's
 BROKEN = (KeyError, TypeError, AttributeError, ValueError, ZeroDivisionError)  # what foreign contents raise
 CLEAR_SCREEN = "\033[H\033[2J"
@@ -63,7 +64,7 @@ class Place:
 
 
 @dataclass(frozen=True)
-class Run:
+class RunStatus:
     path: Path
     config: Mapping[str, Any]
     state: State
@@ -119,8 +120,8 @@ def describe(folders: Sequence[Path]) -> tuple[str, bool]:
     return "\n".join(lines), bool(rows)
 
 
-def look_at_all(folders: Sequence[Path]) -> tuple[list[Run], dict[Path, str]]:
-    runs: dict[str, Run] = {}
+def look_at_all(folders: Sequence[Path]) -> tuple[list[RunStatus], dict[Path, str]]:
+    runs: dict[str, RunStatus] = {}
     problems: dict[Path, str] = {}
     for folder in folders:
         paths, foreign = find_runs(folder)
@@ -139,11 +140,11 @@ def explain(path: Path, error: Exception) -> str:
     return f"not what a run writes ({type(error).__name__}: {error})"
 
 
-def row(run: Run, sizes: Mapping[int, int]) -> list[str]:
-    phase, last = run.config["phase"]["name"], run.figures[-1]["miou"] if run.figures else {}
+def row(run: RunStatus, sizes: Mapping[int, int]) -> list[str]:
+    last = run.figures[-1]["miou"] if run.figures else {}
     return [
         str(run.path),
-        f"{run.config['method']['name']} / {phase}",
+        short_name(run.config),
         run.state,
         f"{run.done}/{run.num_steps}",
         iteration_text(run, sizes),
@@ -153,7 +154,7 @@ def row(run: Run, sizes: Mapping[int, int]) -> list[str]:
     ]
 
 
-def iteration_text(run: Run, sizes: Mapping[int, int]) -> str:
+def iteration_text(run: RunStatus, sizes: Mapping[int, int]) -> str:
     if run.is_scoring:
         return "scoring"
     if run.place is None:
@@ -162,7 +163,7 @@ def iteration_text(run: Run, sizes: Mapping[int, int]) -> str:
     return f"{run.place.iteration}/{total}" if total else str(run.place.iteration)
 
 
-def left_text(run: Run, sizes: Mapping[int, int]) -> str:
+def left_text(run: RunStatus, sizes: Mapping[int, int]) -> str:
     speed = seconds_per_iteration(run)
     steps = range(run.done + run.is_scoring, run.num_steps)
     iterations = [iterations_of(run, step, sizes) for step in steps]
@@ -182,12 +183,12 @@ def duration(seconds: float) -> str:
 # ----------------------------------------------------------------------------------------------------- time and iterations
 
 
-def seconds_spent(run: Run) -> float:
+def seconds_spent(run: RunStatus) -> float:
     here = run.place.seconds if run.place else None
     return sum(figures.get("seconds", 0.0) for figures in run.figures) + (here or 0.0)
 
 
-def seconds_per_iteration(run: Run) -> float | None:
+def seconds_per_iteration(run: RunStatus) -> float | None:
     """From the newest that is known: later steps have a teacher to ask and are slower than step 0."""
     if run.place and run.place.seconds and run.place.iteration:
         return run.place.seconds / run.place.iteration
@@ -195,13 +196,13 @@ def seconds_per_iteration(run: Run) -> float | None:
     return known[-1] if known else None
 
 
-def iterations_of(run: Run, step: int, sizes: Mapping[int, int]) -> int | None:
+def iterations_of(run: RunStatus, step: int, sizes: Mapping[int, int]) -> int | None:
     if run.place and run.place.total is not None and step == run.done:
         return run.place.total
     return last_iteration_of(run.config, sizes[step], step) if step in sizes else None
 
 
-def sizes_by_data(runs: Sequence[Run]) -> dict[tuple, dict[int, int]]:
+def sizes_by_data(runs: Sequence[RunStatus]) -> dict[tuple, dict[int, int]]:
     """Runs on the same data tell each other the number of training pictures of each step."""
     sizes: dict[tuple, dict[int, int]] = defaultdict(dict)
     for run in runs:
@@ -229,7 +230,7 @@ def find_runs(folder: Path) -> tuple[list[Path], dict[Path, str]]:
     return runs, {path: "no run in it" for path in others if (path.name,) not in used}
 
 
-def look_at(path: Path) -> Run:
+def look_at(path: Path) -> RunStatus:
     """RunError, or whatever foreign contents raise."""
     folder = RunFolder(path)
     results = folder.read_results() or {}
@@ -249,7 +250,7 @@ def look_at(path: Path) -> Run:
         state, place = find_place(folder, done, held)
     is_scoring = done < num_steps and folder.step_checkpoint(done).exists()
     key = str(protocol), data["mode"], str(results.get("data"))
-    return Run(path, config, state, num_steps, done, figures, place, is_scoring, key)
+    return RunStatus(path, config, state, num_steps, done, figures, place, is_scoring, key)
 
 
 def find_place(folder: RunFolder, step: int, held: bool) -> tuple[State, Place | None]:

@@ -4,16 +4,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from engine.run_folder import RunError, read_results
-from study.collection import Run, recipe_differences, scored_otherwise
+from study.collection import RecordedRun, scored_otherwise
+from study.identity import recipe_differences
 from study.report import read_run
 
 COMPARED = "method, phase, lambda and seed"
 
 
-def rows(folders: Sequence[Path]) -> dict[str, Run]:
+def rows(folders: Sequence[Path]) -> dict[str, RecordedRun]:
     """The runs by names that no two share, each followed by its scores in other settings: "mib [flip]"."""
     once = list({folder.resolve(): folder for folder in folders}.values())
-    found: dict[str, Run] = {}
+    found: dict[str, RecordedRun] = {}
     for name, folder in zip(unique_names(once), once, strict=True):
         results = read_results(folder / "results.json")
         if not results or not results.get("steps"):
@@ -40,7 +41,7 @@ def unique_names(folders: Sequence[Path]) -> list[str]:
     return names
 
 
-def differences(runs: Mapping[str, Run]) -> list[str]:
+def differences(runs: Mapping[str, RecordedRun]) -> list[str]:
     """What keeps rows from being compared, a line for all rows that differ alike from the first: "b, c: optim.lr: 0.1 -> 0.2"."""
     first, *others = runs
     alike: dict[tuple[str, ...], list[str]] = {}

@@ -1,16 +1,16 @@
 """What stands in a cell of a report's table: a figure with its spread over seeds, a difference, a ratio."""
 
 from data.protocols import BACKGROUND
-from study import paper
+from study import identity, paper
 from study.collection import SMALLEST_TEST, Collection, Difference, Spread, paired, spread
+from study.identity import Setting
 from study.layouts import EMPTY
-from study.paper import Setting
 
 KEYS = ("old", "new", "all")
 
 
 def name(runs: Collection, setting: Setting) -> str:
-    return paper.label(setting, runs.protocol)
+    return identity.label(setting, runs.protocol)
 
 
 def means(runs: Collection, setting: Setting) -> list[str]:

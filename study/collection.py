@@ -1,6 +1,6 @@
 """From many results.json to numbers that may be compared: runs sorted by what they did, means over seeds, paired tests.
 
-Runs are told apart by their config alone (`study.paper.setting_of`), never by the name of a folder. Only runs of one
+Runs are told apart by their config alone (`study.identity.setting_of`), never by the name of a folder. Only runs of one
 recipe - all of the config but method, phase, lambda and seed, and the same pictures - are put side by side.
 """
 
@@ -12,27 +12,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from configs.schema import FREE_KEYS, config_differences, with_defaults
+from configs.identity import short_name
+from configs.schema import with_defaults
 from data.protocols import BACKGROUND, Step, steps_from_lists
-from engine.identity import class_differences
 from engine.results import figures_by_step, steps_asked_for, steps_done
 from metrics import continual
-from study.paper import Setting, is_stable_sgd, plain_name, setting_of
+from study.identity import SPEED_KEYS, Setting, recipe_differences, setting_of
 
-SPEED_KEYS = ("train.channels_last", "train.losses")
-AXES = (
-    *("method.name", "method.strength", "method.options", "phase.", "train.seed"),
-    *("method.entropy", "update.", "model.dropout", "optim.lr_decay"),
-)
-# Learning all classes at once is a protocol of its own and has no later steps.
-AXES_OF_JOINT = (
-    "data.protocol",
-    "data.steps",
-    "data.mode",
-    "data.unseen",
-    "optim.lr_later",
-    "train.epochs_later",
-)
 MACHINE = ("device", "processor", "threads", "world_size", "torch")
 SMALLEST_TEST = 3  # seeds
 FLATNESS_FILE = "flatness.json"  # beside results.json
@@ -47,7 +33,7 @@ LOGGED_FLATNESS = ("squared_gradient_norm", "top_eigenvalue")  # by run.flatness
 
 
 @dataclass(frozen=True, eq=False)
-class Run:
+class RecordedRun:
     """A results.json: its folder, what it holds, and how texts call the folder."""
 
     folder: Path
@@ -133,7 +119,7 @@ class Run:
         try:
             content = json.loads((self.folder.parent / BENCHMARK_FILE).read_text(encoding="utf-8"))
             figures = {figure["what"]: figure["value"] for figure in content["updates"]["figures"]}
-            return (figures | {MIB_TIME: 1.0}).get(f"{plain_name(self.config)} / plain mib")
+            return (figures | {MIB_TIME: 1.0}).get(f"{short_name(self.config)} / plain mib")
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -170,13 +156,13 @@ class Run:
 class Collection:
     """The finished runs of one recipe by setting and seed, and what was left out."""
 
-    reference: Run
-    cells: dict[Setting, dict[int, Run]] = field(default_factory=dict)
-    unfinished: list[Run] = field(default_factory=list)
-    foreign: list[tuple[Run, list[str]]] = field(
+    reference: RecordedRun
+    cells: dict[Setting, dict[int, RecordedRun]] = field(default_factory=dict)
+    unfinished: list[RecordedRun] = field(default_factory=list)
+    foreign: list[tuple[RecordedRun, list[str]]] = field(
         default_factory=list
     )  # of another recipe, and how it differs
-    repeated: list[tuple[Run, Run]] = field(
+    repeated: list[tuple[RecordedRun, RecordedRun]] = field(
         default_factory=list
     )  # left out, and the run that was there before
     evaluations: dict[str, "Collection"] = field(default_factory=dict)  # its runs in other settings, by name
@@ -190,7 +176,7 @@ class Collection:
         return self.reference.config["data"]["protocol"]
 
     @property
-    def runs(self) -> list[Run]:
+    def runs(self) -> list[RecordedRun]:
         return [run for seeds in self.cells.values() for run in seeds.values()]
 
     def seeds(self, settings: Iterable[Setting]) -> list[int]:
@@ -214,7 +200,7 @@ class Collection:
         known = {seed: self._figure(run, key) for seed, run in self.cells.get(setting, {}).items()}
         return {seed: value for seed, value in sorted(known.items()) if value is not None}
 
-    def _figure(self, run: Run, key: str | int) -> float | None:
+    def _figure(self, run: RecordedRun, key: str | int) -> float | None:
         if key == "seconds":
             return run.seconds_later
         if key == "gradients":
@@ -255,7 +241,7 @@ class Collection:
         ]
 
 
-def collect(runs: Sequence[Run]) -> Collection | None:
+def collect(runs: Sequence[RecordedRun]) -> Collection | None:
     """Sort the runs; the recipe is the one that most finished runs share. None if no run is finished."""
     finished = [run for run in runs if run.is_finished]
     if not finished:
@@ -277,7 +263,7 @@ def collect(runs: Sequence[Run]) -> Collection | None:
     return collection
 
 
-def scored_otherwise(run: Run) -> list[Run]:
+def scored_otherwise(run: RecordedRun) -> list[RecordedRun]:
     """The run as it was scored in each other evaluation setting."""
     views = []
     for name, other in run.results.get("evaluations", {}).items():
@@ -285,30 +271,11 @@ def scored_otherwise(run: Run) -> list[Run]:
         config = {**run.config, "data": run.config["data"] | settings}
         results = {**run.results, "config": config, "steps": other["steps"], "evaluations": {}}
         if other["steps"]:
-            views.append(Run(run.folder, results, f"{run.place} [{name}]", name))
+            views.append(RecordedRun(run.folder, results, f"{run.place} [{name}]", name))
     return views
 
 
-def recipe_differences(one: Run, other: Run) -> list[str]:
-    """What two runs do differently beyond method, phase, lambda and seed: "train.epochs: 30 -> 10"."""
-    free: tuple[str, ...] = (*FREE_KEYS, *SPEED_KEYS, *AXES, "method.also_observe")
-    if "joint" in (one.setting.method, other.setting.method):
-        free += AXES_OF_JOINT
-    if is_stable_sgd(one.config) or is_stable_sgd(other.config):
-        free += ("train.batch_size",)
-    before, now = (run.results.get("data", {}) for run in (one, other))
-    if before.keys() != now.keys():  # one of them is older than digests of the content
-        free += ("pictures.train_content", "pictures.test_content")
-    old, new = {**one.config, "pictures": before}, {**other.config, "pictures": now}
-    if "weights" in one.results and "weights" in other.results:  # the same file may lie elsewhere
-        free += ("model.pretrained",)
-        old["weights"], new["weights"] = (
-            {"sha256": run.results["weights"]["sha256"][:12]} for run in (one, other)
-        )
-    return config_differences(old, new, free) + class_differences(one.class_names, other.class_names)
-
-
-def machine_differences(runs: Sequence[Run]) -> list[str]:
+def machine_differences(runs: Sequence[RecordedRun]) -> list[str]:
     """In what matters for seconds: "threads: 1, 2". What an older run does not tell is no difference."""
     found: dict[str, set[str]] = {}
     for run in runs:
@@ -321,7 +288,7 @@ def machine_differences(runs: Sequence[Run]) -> list[str]:
     return [f"{key}: {', '.join(sorted(values))}" for key, values in found.items() if len(values) > 1]
 
 
-def share_step_0(runs: Sequence[Run]) -> bool:
+def share_step_0(runs: Sequence[RecordedRun]) -> bool:
     """Do runs of different seeds all go out from the same step 0?"""
     first = runs[0].history[0] if runs else {}
     return (
@@ -329,8 +296,8 @@ def share_step_0(runs: Sequence[Run]) -> bool:
     )
 
 
-def _most_common_recipe(runs: Sequence[Run]) -> Run:
-    groups: list[list[Run]] = []
+def _most_common_recipe(runs: Sequence[RecordedRun]) -> RecordedRun:
+    groups: list[list[RecordedRun]] = []
     for run in [run for run in runs if run.setting.method != "joint"] or runs:
         group = next((group for group in groups if not recipe_differences(group[0], run)), None)
         if group is None:

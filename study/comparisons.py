@@ -32,8 +32,8 @@ from study.collection import (
     machine_differences,
     spread,
 )
+from study.identity import Setting
 from study.layouts import EMPTY, Section, Table
-from study.paper import Setting
 from study.settings import (
     ablations,
     altersgd,

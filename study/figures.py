@@ -9,11 +9,11 @@ import numpy as np
 
 from data.protocols import BACKGROUND
 from engine.run_folder import RunError
-from study import paper
+from study import identity, paper
 from study.cells import KEYS, name
 from study.collection import Collection, Spread, spread
+from study.identity import Setting
 from study.layouts import Image
-from study.paper import Setting
 from study.readings import READINGS
 from study.scoreboard import over_p, stops
 from study.settings import altersgd, consolidate, groups, mib, over_lambda, paper_header, shares
@@ -229,12 +229,12 @@ FIGURES: dict[str, dict[str, tuple[str, Callable[[Collection], Figure | None]]]]
 
 def _methods(runs: Collection) -> dict[str, Setting]:
     """The rows of table 1 and the control, where they ran."""
-    order = [*paper.rows(runs.protocol).values(), consolidate(runs)]
+    order = [*identity.rows(runs.protocol).values(), consolidate(runs)]
     return {name(runs, setting): setting for setting in order if setting in runs.cells}
 
 
 def _with_paper(runs: Collection) -> bool:
-    return paper.is_of_its_data(runs.reference.config)
+    return identity.is_of_its_data(runs.reference.config)
 
 
 def _spreads(runs: Collection, setting: Setting) -> list[Spread]:

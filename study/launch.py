@@ -11,7 +11,7 @@ from engine.run_folder import RunError, RunFolder
 from engine.terminal import STOPPED_BY_SIGNAL
 from metrics.continual import group_names
 from study.launchers import LAUNCHERS, Event, Events, Resources, Task
-from study.plan import Run, State
+from study.plan import PlannedRun, State
 from tracking.tables import percent
 
 TAIL_LINES = 12
@@ -20,13 +20,13 @@ TAIL_LINES = 12
 # ------------------------------------------------------------------------------------------------------ starting the runs
 
 
-def carry_out(runs: Sequence[Run], resources: Resources, command: Sequence[str] | None = None) -> int:
+def carry_out(runs: Sequence[PlannedRun], resources: Resources, command: Sequence[str] | None = None) -> int:
     """Start all that is to do, say what happens, and return the exit code. `command` stands in for train.py."""
     by_name = {run.name: run for run in runs}
     ended = {run.name: Event.DONE for run in runs if run.state in (State.DONE, State.UNNEEDED)}
     began: dict[str, float] = {}
 
-    def report(run: Run, event: Event) -> None:
+    def report(run: PlannedRun, event: Event) -> None:
         if event in (Event.STARTED, Event.SUBMITTED):
             began[run.name] = time.monotonic()
             text = f"{event}, log {run.log}"
@@ -50,7 +50,7 @@ def carry_out(runs: Sequence[Run], resources: Resources, command: Sequence[str] 
 
 
 def launch(
-    runs: Sequence[Run], stop: StopRequest, resources: Resources, command: Sequence[str] | None = None
+    runs: Sequence[PlannedRun], stop: StopRequest, resources: Resources, command: Sequence[str] | None = None
 ) -> Events:
     """Start the runs, and hand out what happens to them as it happens."""
     launcher = LAUNCHERS.find(resources.launcher)(resources)
@@ -62,7 +62,7 @@ def launch(
 # ------------------------------------------------------------------------------------------------------- what is said of it
 
 
-def ending(run: Run, event: Event, seconds: float) -> str:
+def ending(run: PlannedRun, event: Event, seconds: float) -> str:
     """How a run ended, in words."""
     if event == Event.SKIPPED:
         return f"skipped, for it starts from {run.job.needs}"
@@ -83,7 +83,7 @@ def last_row(folder: RunFolder) -> str:
     return " / ".join(f"{name} {percent(miou[group])}" for group, name in groups.items())
 
 
-def summary(runs: Sequence[Run], ended: Mapping[str, Event]) -> str:
+def summary(runs: Sequence[PlannedRun], ended: Mapping[str, Event]) -> str:
     """How many ended how, and all that is known of those that failed."""
     events = list(ended.values())
     counts = [f"{events.count(event)} {event}" for event in Event if event in events]
@@ -99,7 +99,7 @@ def summary(runs: Sequence[Run], ended: Mapping[str, Event]) -> str:
     return "\n".join(lines)
 
 
-def failure(run: Run) -> list[str]:
+def failure(run: PlannedRun) -> list[str]:
     """What is known of a run that failed."""
     if run.state == State.OTHER:
         return [

@@ -65,7 +65,7 @@ class State(StrEnum):
 
 
 @dataclass
-class Run:
+class PlannedRun:
     """A job, what its folder holds and what it costs."""
 
     job: Job
@@ -203,11 +203,11 @@ def choose(jobs: Mapping[Job, Config], patterns: Sequence[str]) -> dict[Job, Con
     return {job: jobs[job] for job in first | chosen}
 
 
-def look_at(jobs: Mapping[Job, Config], preset: Preset, count: bool = True) -> list[Run]:
+def look_at(jobs: Mapping[Job, Config], preset: Preset, count: bool = True) -> list[PlannedRun]:
     """How far each job is. `count` reads the data set; without it the costs are known as far as the preset knows them."""
     data = {config.data for config in jobs.values()}
     sizes = {d: count_pictures(d) if count else preset.sizes.get((d.protocol or "", d.mode)) for d in data}
-    runs = [Run(job, config, sizes[config.data]) for job, config in jobs.items()]
+    runs = [PlannedRun(job, config, sizes[config.data]) for job, config in jobs.items()]
     wanted = {run.job.needs for run in runs if run.to_do}
     for run in runs:
         if run.is_step_0 and run.to_do and run.name not in wanted:
@@ -227,7 +227,7 @@ def count_pictures(data: DataConfig) -> Sizes:
 # --------------------------------------------------------------------------------------------------- printing the plan
 
 
-def describe(runs: Sequence[Run], preset: Preset) -> str:
+def describe(runs: Sequence[PlannedRun], preset: Preset) -> str:
     """The plan as a table, what is to do, why runs count as others, and what sharing step 0 saves."""
     seconds, basis = seconds_per_pass(run.folder for run in runs if run.state != State.OTHER), "measured here"
     if seconds is None:
@@ -263,13 +263,13 @@ def _grouped(word: str, lines: Mapping[str, Sequence[str]]) -> list[str]:
     return [f"{word}: {line} ({names[0]}{more[line]})" for line, names in runs_by_line.items()]
 
 
-def _costs(run: Run, seconds: float) -> tuple[str, str]:
+def _costs(run: PlannedRun, seconds: float) -> tuple[str, str]:
     if run.sizes is None:
         return "?", "?"
     return f"{run.passes():,}", f"{run.passes_left() * seconds / 3600:.2f}" if run.to_do else "-"
 
 
-def _saving(runs: Sequence[Run]) -> str:
+def _saving(runs: Sequence[PlannedRun]) -> str:
     shared = sum(run.passes() for run in runs)
     first: dict[str | None, int] = {run.name: run.passes() for run in runs if run.is_step_0}
     alone = sum(run.passes() + first.get(run.job.needs, 0) for run in runs if not run.is_step_0)

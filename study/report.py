@@ -13,7 +13,7 @@ from engine.results import steps_done
 from engine.run_folder import RunError, read_results
 from study import layouts
 from study.cells import name
-from study.collection import Collection, Run, collect, scored_otherwise, share_step_0
+from study.collection import Collection, RecordedRun, collect, scored_otherwise, share_step_0
 from study.layouts import Report, Section
 from study.settings import found
 from study.tables import SECTIONS
@@ -55,14 +55,14 @@ def read_runs(folders: Sequence[Path], base: Path | None = None) -> Collection:
     return collection
 
 
-def read_run(path: Path, base: Path | None) -> Run:
+def read_run(path: Path, base: Path | None) -> RecordedRun:
     """A run whose figures can be used; RunError for anything that train.py would not have written."""
     results = read_results(path) or {}
     lacking = [key for key in WANTED_KEYS if key not in results]
     if lacking:
         raise RunError(f"{path}: holds no {', '.join(lacking)}, so it is not of train.py; move it away")
     place = str(path.parent) if base is None else os.path.relpath(path.parent, base)
-    run = Run(path.parent, results, place)
+    run = RecordedRun(path.parent, results, place)
     try:
         for view in (run, *scored_otherwise(run)):
             _ = (
@@ -156,7 +156,7 @@ def missing(sections: Iterable[Section]) -> list[str]:
     return [f"{line} ({', '.join(titles)})" for line, titles in wanted_by.items()]
 
 
-def unfinished_line(run: Run) -> str:
+def unfinished_line(run: RecordedRun) -> str:
     """How far a run is that no table counts."""
     last = run.config["train"]["last_step"]
     why = f", all that train.last_step={last} asks for" if run.is_cut else ""

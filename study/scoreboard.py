@@ -7,11 +7,11 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
 
-from study import paper
+from study import identity, paper
 from study.cells import KEYS, cell, difference, listed, means, name, number, p_value, signed
 from study.collection import Collection, spread
+from study.identity import Setting
 from study.layouts import EMPTY, Section, Table
-from study.paper import Setting
 from study.readings import CONTROLLED_P, CORNERS, PUBLISHED_P, READINGS, SIXTHS, Reading
 from study.settings import beside_paper, mib
 
@@ -41,14 +41,14 @@ def setting_of(
 ) -> Setting:
     """The setting that stands for the paper's p and lambdas in this reading."""
     base = mib(runs, lambda_a)
-    return paper.alternating(
+    return identity.alternating(
         base, p=reading.share(p, epochs(runs)), lambda_b=lambda_b, **dict(reading.changes)
     )
 
 
 def controls_of(runs: Collection, reading: Reading, p: Fraction) -> list[Setting]:
     controls = reading.controls(p, epochs(runs))
-    return [paper.alternating(mib(runs), phase=phase, p=share) for phase, share in controls]
+    return [identity.alternating(mib(runs), phase=phase, p=share) for phase, share in controls]
 
 
 def over_p(runs: Collection, reading: Reading) -> dict[Fraction, Setting]:
@@ -58,7 +58,7 @@ def over_p(runs: Collection, reading: Reading) -> dict[Fraction, Setting]:
 
 def stops(runs: Collection) -> dict[Fraction, Setting]:
     """The paper's p -> MiB that stops there, with the learning rates of the whole step; at the last one, 1, it is MiB."""
-    return {p: paper.alternating(mib(runs), phase="stop", p=p) for p in (*SIXTHS, MIB)}
+    return {p: identity.alternating(mib(runs), phase="stop", p=p) for p in (*SIXTHS, MIB)}
 
 
 def over_lambda(runs: Collection, reading: Reading) -> dict[tuple[float, float], Setting]:
@@ -215,7 +215,7 @@ def scoreboard(runs: Collection) -> Table:
 
 
 def phase_and_share(setting: Setting) -> str:
-    return "MiB" if setting.p == MIB else f"{paper.PHASES[setting.phase]}, p {show_share(setting.p)}"
+    return "MiB" if setting.p == MIB else f"{identity.PHASES[setting.phase]}, p {show_share(setting.p)}"
 
 
 def show_share(p: Fraction) -> str:
@@ -267,7 +267,7 @@ def table_of_controls(runs: Collection, groups: Sequence[str]) -> Table:
         control for p in CONTROLLED_P for reading in READINGS for control in controls_of(runs, reading, p)
     ] + [setting for p, setting in stops(runs).items() if p < MIB]
     settings = sorted(dict.fromkeys(settings), key=lambda s: (-s.p, s.phase))
-    rows = [[paper.PHASES[s.phase], show_share(s.p), *means(runs, s)] for s in settings]
+    rows = [[identity.PHASES[s.phase], show_share(s.p), *means(runs, s)] for s in settings]
     return Table("mIoU in percent of the controls", ["control", "p", "seeds", *groups], rows)
 
 

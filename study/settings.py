@@ -5,10 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from metrics.continual import group_names
-from study import paper
+from study import identity, paper
 from study.collection import Collection
+from study.identity import Setting
 from study.layouts import Table
-from study.paper import Setting
 
 # Each choice that the paper leaves open alone, and what its theorem supposes. Step 0 stays shared, as in the paper.
 ABLATIONS: list[dict[str, Any]] = [
@@ -25,12 +25,12 @@ def groups(runs: Collection) -> list[str]:
 
 def paper_header(runs: Collection) -> str:
     """The title above the paper's numbers, which says so where its recipe was another."""
-    return "paper" if paper.is_papers(runs.reference.config) else f"paper ({paper.SETTING_IN_WORDS})"
+    return "paper" if identity.is_papers(runs.reference.config) else f"paper ({paper.SETTING_IN_WORDS})"
 
 
 def beside_paper(runs: Collection, table: Table) -> Table:
     """The table; without its last group of columns, the paper's, where these would stand beside figures of other data."""
-    if paper.is_of_its_data(runs.reference.config):
+    if identity.is_of_its_data(runs.reference.config):
         return table
     width = table.groups[-1][1]
     rows = [row[:-width] for row in table.rows]
@@ -39,22 +39,22 @@ def beside_paper(runs: Collection, table: Table) -> Table:
 
 def mib(runs: Collection, strength: float | None = None) -> Setting:
     """Plain MiB, with the paper's lambda unless another is given."""
-    return Setting("mib", paper.mib_strength(runs.protocol) if strength is None else float(strength))
+    return Setting("mib", identity.mib_strength(runs.protocol) if strength is None else float(strength))
 
 
 def consolidate(runs: Collection) -> Setting:
     """The control of AlterSGD."""
-    return paper.alternating(mib(runs), phase="consolidate")
+    return identity.alternating(mib(runs), phase="consolidate")
 
 
 def altersgd(runs: Collection) -> Setting:
     """AlterSGD as published."""
-    return paper.alternating(mib(runs))
+    return identity.alternating(mib(runs))
 
 
 def ablations(runs: Collection) -> list[Setting]:
     """Changes of AlterSGD and of the control that share lambda and p with them: those wanted, then others that ran."""
-    wanted = [paper.alternating(mib(runs), **changes) for changes in ABLATIONS]
+    wanted = [identity.alternating(mib(runs), **changes) for changes in ABLATIONS]
     common = ("mib", mib(runs).lambda_a, mib(runs).lambda_a, paper.DEFAULT_P)
     ran = [
         s
@@ -69,7 +69,7 @@ def ablations(runs: Collection) -> list[Setting]:
 
 def found(runs: Collection) -> list[Setting]:
     """Every setting that ran, in the order of table 1, then the control, the ablations and the rest."""
-    order = [*paper.rows(runs.protocol).values(), consolidate(runs), *ablations(runs)]
+    order = [*identity.rows(runs.protocol).values(), consolidate(runs), *ablations(runs)]
     rest = [s for s in runs.cells if s not in order]
     rest.sort(key=lambda s: (s.method, s.phase, s.p, s.lambda_a, s.lambda_b, str(s.changes)))
     return [s for s in order if s in runs.cells] + rest
@@ -98,13 +98,13 @@ def grid(runs: Collection) -> list[float]:
 
 def shares(runs: Collection) -> dict[Any, Setting]:
     """p -> setting, for the paper's p and those that ran; p = 1 is plain MiB."""
-    ran = {s.p for s in runs.cells if s == paper.alternating(mib(runs), p=s.p)}
-    return {p: paper.alternating(mib(runs), p=p) for p in sorted({*paper.FIGURE_P, *ran})}
+    ran = {s.p for s in runs.cells if s == identity.alternating(mib(runs), p=s.p)}
+    return {p: identity.alternating(mib(runs), p=p) for p in sorted({*paper.FIGURE_P, *ran})}
 
 
 def pair_of(lambda_a: float, lambda_b: float) -> Setting:
     """AlterSGD with a lambda for its descents and one for its ascents."""
-    return paper.alternating(Setting("mib", lambda_a), lambda_b=lambda_b)
+    return identity.alternating(Setting("mib", lambda_a), lambda_b=lambda_b)
 
 
 def missing(runs: Collection, wanted: Mapping[str, Setting]) -> list[str]:

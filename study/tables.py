@@ -7,7 +7,7 @@ Markdown file use.
 from collections.abc import Callable, Iterable, Sequence
 
 from data.protocols import BACKGROUND
-from study import comparisons, paper
+from study import comparisons, identity, paper
 from study.cells import KEYS, cell, means, number, seeds
 from study.collection import Collection
 from study.layouts import EMPTY, Section, Table
@@ -32,7 +32,7 @@ SEEDS_IN_BRACKETS = "In brackets: the number of seeds."
 
 
 def table_1(runs: Collection) -> Section:
-    rows = paper.rows(runs.protocol)
+    rows = identity.rows(runs.protocol)
     table = Table(
         "mIoU in percent after the last step",
         ["method", "seeds", *groups(runs), *paper.GROUPS],
@@ -41,15 +41,15 @@ def table_1(runs: Collection) -> Section:
         rules=_rules(rows),
     )
     notes = ["Means over foreground classes; mean ± standard deviation over seeds."]
-    notes += [CONTRADICTION] if paper.is_of_its_data(runs.reference.config) else []
+    notes += [CONTRADICTION] if identity.is_of_its_data(runs.reference.config) else []
     table = beside_paper(runs, table)
     return Section("table1", "Table 1: the methods", [table], notes, missing(runs, rows))
 
 
 def table_2(runs: Collection) -> Section:
-    rows = paper.rows(runs.protocol)
+    rows = identity.rows(runs.protocol)
     names = runs.reference.class_names
-    with_paper = paper.is_of_its_data(runs.reference.config)
+    with_paper = identity.is_of_its_data(runs.reference.config)
     old = [c for c in runs.steps[0].new if c != BACKGROUND]
     new = [c for c in runs.steps[-1].seen if c != BACKGROUND and c not in old]
     tables = []
@@ -125,7 +125,7 @@ def table_p(runs: Collection) -> Section:
     settings = shares(runs)
     same = runs.on_shared_seeds(settings.values())
     rows = [
-        [paper.show_p(p), *means(same, setting), *map(number, paper.FIGURE_P.get(p, (None,) * 3))]
+        [identity.show_p(p), *means(same, setting), *map(number, paper.FIGURE_P.get(p, (None,) * 3))]
         for p, setting in settings.items()
     ]
     table = Table(
@@ -136,10 +136,10 @@ def table_p(runs: Collection) -> Section:
     )
     known = " The paper's text gives but some points of its figure."
     notes = [
-        "At p = 30/30 nothing alternates: MiB." + known * paper.is_of_its_data(runs.reference.config),
+        "At p = 30/30 nothing alternates: MiB." + known * identity.is_of_its_data(runs.reference.config),
         *left_out(runs, same, settings.values()),
     ]
-    wanted = {f"p {paper.show_p(p)}": setting for p, setting in settings.items()}
+    wanted = {f"p {identity.show_p(p)}": setting for p, setting in settings.items()}
     return Section("figure-p", "Figure over p", [beside_paper(runs, table)], notes, missing(runs, wanted))
 
 

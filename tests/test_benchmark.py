@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 import train
+from configs.identity import short_name
 from data import load_dataset, shapes
 from data.incremental import StepDataset, train_table
 from data.transforms import normalise, train_transform
@@ -21,7 +22,6 @@ from scripts import benchmark
 from scripts.benchmarks import PARTS, evaluation, inputs, losses, measure, memory, training
 from scripts.benchmarks.measure import Figure, Options, Samples, Target
 from study.experiments import NEIGHBOURS
-from study.paper import plain_name
 
 FIGURES = {  # rows of each part with --quick
     "iteration": 2,
@@ -208,7 +208,7 @@ def test_the_report_finds_the_time_of_every_neighbour():
     """By the names that runs of the shipped overlays have."""
     mib = "configs/methods/mib.yaml"
     arguments = [[mib, f"configs/{overlay}.yaml"] for overlay in NEIGHBOURS] + [["configs/methods/plop.yaml"]]
-    names = {plain_name(read_config(overlays).model_dump()) for overlays in arguments}
+    names = {short_name(read_config(overlays).model_dump()) for overlays in arguments}
     measured = {figure.what for figure in training.updates(Options(quick=True, repeats=1))}
     assert measured == {f"{name} / plain mib" for name in names} and len(names) == 7
 

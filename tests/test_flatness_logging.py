@@ -28,7 +28,7 @@ from methods.losses import plain as losses
 from metrics import flatness
 from models.segmenter import Segmenter
 from scripts import flatness as script
-from study.collection import Run
+from study.collection import RecordedRun
 from tracking.shown import layout
 
 IMAGES = 3
@@ -98,7 +98,7 @@ def test_figures_at_the_boundary_and_the_end(toy_run):
         }
     tags = [tag for charts in layout([], []).values() for _, tags in charts.values() for tag in tags]
     assert {f"flatness/{name}$" for name in FIGURES} == {tag for tag in tags if tag.startswith("flatness/")}
-    summary = Run(run, json.loads((run / "results.json").read_text()), "run")
+    summary = RecordedRun(run, json.loads((run / "results.json").read_text()), "run")
     change = found["end"]["top_eigenvalue"] / found["boundary"]["top_eigenvalue"]
     assert summary.change_at_the_end("top_eigenvalue") == pytest.approx(change)
 

@@ -16,7 +16,8 @@ from engine.identity import recorded_classes, run_differences, state_digest, wei
 from methods import METHODS, Method
 from models.segmenter import build_segmenter
 from scripts import compare, status
-from study.collection import Run, recipe_differences
+from study.collection import RecordedRun
+from study.identity import recipe_differences
 from study.plan import PRESETS, State, describe, list_jobs, look_at
 from study.report import read_runs
 
@@ -270,10 +271,10 @@ def test_the_plan_knows_weights_by_content_and_names_the_key_that_differs(weight
 def test_the_report_knows_weights_by_content():
     results = json.loads((ROOT / "results/quickstart/mib/results.json").read_text())
 
-    def run(file: str, sha256: str) -> Run:
+    def run(file: str, sha256: str) -> RecordedRun:
         model = results["config"]["model"] | {"pretrained": file}
         facts = {"config": results["config"] | {"model": model}, "weights": {"file": file, "sha256": sha256}}
-        return Run(Path(file), results | facts, file)
+        return RecordedRun(Path(file), results | facts, file)
 
     assert recipe_differences(run("a/weights.pth", "1"), run("b/weights.pth", "1")) == []
     assert recipe_differences(run("weights.pth", "1"), run("weights.pth", "2")) == [
@@ -345,11 +346,11 @@ def test_figures_of_steps_before_the_start_are_absent_never_invented(three, tmp_
     assert row[1] == "-" and row[-1] == "3/3"
     text, _ = status.describe([rest])
     assert " done " in text and " 3/3 " in text
-    run = Run(rest, results_of(rest), "rest")
+    run = RecordedRun(rest, results_of(rest), "rest")
     assert (
         run.is_finished
         and run.history[0] == {}
-        and run.history[2] == Run(whole, results_of(whole), "").history[2]
+        and run.history[2] == RecordedRun(whole, results_of(whole), "").history[2]
     )
     assert run.seconds_later is not None
     assert not read_runs([rest]).unfinished

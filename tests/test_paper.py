@@ -11,7 +11,7 @@ from configs.schema import PhaseConfig, load_config
 from data.protocols import PROTOCOLS
 from engine.arguments import read_config
 from methods import METHODS, published_strength
-from study import paper
+from study import identity, paper
 
 HALF_A_DIGIT = 0.05
 MIB = "configs/methods/mib.yaml"
@@ -79,7 +79,9 @@ def test_the_figures_are_those_of_the_shared_tables(shared):
     assert setting["mode"] == paper.SETTING["data"]["mode"]
     assert {setting["epochs"]} == set(paper.SETTING["train"].values())
     assert [setting["lr_first"], setting["lr_later"]] == list(paper.SETTING["optim"].values())
-    assert setting["lambda_reg"] == paper.mib_strength("15-1") and Fraction(setting["p"]) == paper.DEFAULT_P
+    assert (
+        setting["lambda_reg"] == identity.mib_strength("15-1") and Fraction(setting["p"]) == paper.DEFAULT_P
+    )
 
 
 # ---- which row a run belongs to -----------------------------------------------------------------------------------------
@@ -88,15 +90,15 @@ def test_the_figures_are_those_of_the_shared_tables(shared):
 @pytest.mark.parametrize("row", paper.METHODS)
 def test_the_overlay_of_a_method_is_its_row(row):
     overlay = f"configs/methods/{paper.METHODS[row][0]}.yaml"
-    assert paper.row_of(config(overlay)) == row
-    assert paper.row_of(config("configs/voc/15-5.yaml", overlay)) == row
-    assert paper.row_of(config("configs/quickstart.yaml", overlay, "train.seed=3")) == row
+    assert identity.row_of(config(overlay)) == row
+    assert identity.row_of(config("configs/voc/15-5.yaml", overlay)) == row
+    assert identity.row_of(config("configs/quickstart.yaml", overlay, "train.seed=3")) == row
 
 
 def test_altersgd_and_joint_are_rows():
-    assert paper.row_of(config(*ALTERSGD)) == "AlterSGD"
-    assert paper.row_of(config("configs/voc/offline.yaml")) == "Joint"
-    assert paper.row_of(config("data.steps=[[1, 2, 3]]")) == "Joint"
+    assert identity.row_of(config(*ALTERSGD)) == "AlterSGD"
+    assert identity.row_of(config("configs/voc/offline.yaml")) == "Joint"
+    assert identity.row_of(config("data.steps=[[1, 2, 3]]")) == "Joint"
 
 
 @pytest.mark.parametrize(
@@ -110,7 +112,7 @@ def test_altersgd_and_joint_are_rows():
     ],
 )
 def test_configs_that_train_alike_are_one_row(same, as_row):
-    assert paper.row_of(config(*same)) == as_row
+    assert identity.row_of(config(*same)) == as_row
 
 
 @pytest.mark.parametrize(
@@ -139,13 +141,13 @@ def test_configs_that_train_alike_are_one_row(same, as_row):
 )
 def test_variants_are_no_row_and_say_what_they_change(variant, label):
     of_variant = config(*variant)
-    assert paper.row_of(of_variant) is None
-    assert paper.label(paper.setting_of(of_variant), of_variant["data"]["protocol"]) == label
+    assert identity.row_of(of_variant) is None
+    assert identity.label(identity.setting_of(of_variant), of_variant["data"]["protocol"]) == label
 
 
 def test_strengths_are_those_of_the_methods():
     for protocol in {name for dataset in PROTOCOLS.values() for name in dataset}:
-        for row, setting in paper.rows(protocol).items():
+        for row, setting in identity.rows(protocol).items():
             if row != "Joint":
                 assert setting.lambda_a == published_strength(setting.method, protocol)
     assert {name for name, _ in paper.METHODS.values()} <= set(METHODS)  # there are later ones
@@ -161,6 +163,6 @@ def test_choices_are_those_of_the_config_and_their_defaults_come_first():
 
 
 def test_the_papers_setting_is_recognised():
-    assert paper.is_papers(config("configs/voc/15-1.yaml", MIB))
+    assert identity.is_papers(config("configs/voc/15-1.yaml", MIB))
     for other in ("data.mode=overlapped", "train.epochs_later=10", "model.body=resnet50"):
-        assert not paper.is_papers(config("configs/voc/15-1.yaml", MIB, other))
+        assert not identity.is_papers(config("configs/voc/15-1.yaml", MIB, other))

@@ -18,15 +18,14 @@ from engine.arguments import read_config
 from engine.results import step_result
 from methods.phases.altersgd import AlterSGD
 from scripts import report
-from study import experiments, figures, paper
+from study import experiments, figures, identity, paper
 from study import scoreboard as report_readings
-from study.collection import Collection, Run, collect
+from study.collection import Collection, RecordedRun, collect
 from study.comparisons import table_readings
 from study.experiments import Job
+from study.identity import Setting, alternating
 from study.layouts import EMPTY, Table
-from study.paper import Setting, alternating
-from study.plan import PRESETS
-from study.plan import Run as PlannedRun
+from study.plan import PRESETS, PlannedRun
 from study.readings import CONTROLLED_P, READINGS, SIXTHS, ending_on_a_descent
 from study.scoreboard import FACTS, mib, over_lambda, over_p
 
@@ -102,7 +101,7 @@ def test_controls_of_whole_epochs_of_all_of_l_also_train_for_the_one_that_does_n
 
 def setting(*arguments: str) -> Setting:
     config = read_config([*arguments, "data.root=/nowhere"]).model_dump(mode="json")
-    return paper.setting_of(config)
+    return identity.setting_of(config)
 
 
 CONSOLIDATE, PAUSE, STOP = ((MIB, f"configs/{name}.yaml") for name in ("consolidate", "pause", "stop"))
@@ -170,7 +169,7 @@ def test_configs_that_train_in_different_ways_have_two(one, other):
     ],
 )
 def test_labels_say_how_the_paper_is_read(arguments, label):
-    assert paper.label(setting(*arguments), "15-1") == label
+    assert identity.label(setting(*arguments), "15-1") == label
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -181,12 +180,12 @@ def test_the_report_wants_the_runs_that_are_planned_and_no_two_are_called_alike(
     assert len({experiment.name for experiment in planned}) == len(planned)
     produced = [setting(overlay, *e.overlays, *e.settings) for e in planned]
     assert len(set(produced)) == len(produced)
-    nothing = Collection(Run(Path("run"), {"config": config.model_dump(mode="json")}, "run"))
+    nothing = Collection(RecordedRun(Path("run"), {"config": config.model_dump(mode="json")}, "run"))
     over_p_and_controls, over_lambdas = report_readings.wanted(nothing)
     wanted = over_p_and_controls | over_lambdas
     assert set(wanted.values()) == set(produced)
     assert len(wanted) == len(over_p_and_controls) + len(over_lambdas) == len(produced)
-    assert all(paper.label(s, config.data.protocol) == label for label, s in wanted.items())
+    assert all(identity.label(s, config.data.protocol) == label for label, s in wanted.items())
 
 
 def test_stop_costs_what_it_runs_and_pause_what_it_passes(tmp_path):
@@ -215,11 +214,11 @@ def config_of(setting: Setting, seed: int = 1, epochs: int = 30) -> dict:
     if setting.phase != "descent":
         phase = {"name": setting.phase, "p": float(setting.p), "lambda_b": setting.lambda_b}
         config["phase"] |= phase | dict(setting.changes)
-    assert paper.setting_of(config) == setting
+    assert identity.setting_of(config) == setting
     return config
 
 
-def made_up(setting: Setting, figures: tuple[float, float], seed: int = 1, epochs: int = 30) -> Run:
+def made_up(setting: Setting, figures: tuple[float, float], seed: int = 1, epochs: int = 30) -> RecordedRun:
     old, new = figures
     steps: list[dict] = []
     for step in PLAN:
@@ -232,8 +231,8 @@ def made_up(setting: Setting, figures: tuple[float, float], seed: int = 1, epoch
         "data": {"train": "t", "test": "v"},
         "steps": steps,
     }
-    name = f"{paper.label(setting, '15-1')} {seed}".replace("/", "-")
-    return Run(Path(name), results, name)
+    name = f"{identity.label(setting, '15-1')} {seed}".replace("/", "-")
+    return RecordedRun(Path(name), results, name)
 
 
 def collected(figures: Figures, epochs: int = 30, seeds: Iterable[int] = (1,)) -> Collection:
@@ -243,7 +242,9 @@ def collected(figures: Figures, epochs: int = 30, seeds: Iterable[int] = (1,)) -
 
 
 def no_runs(epochs: int = 30) -> Collection:
-    return Collection(Run(Path("none"), {"config": config_of(Setting("mib", 100.0), epochs=epochs)}, "none"))
+    return Collection(
+        RecordedRun(Path("none"), {"config": config_of(Setting("mib", 100.0), epochs=epochs)}, "none")
+    )
 
 
 # Where the paper prints no figure, one between its neighbours.

@@ -17,7 +17,7 @@ from configs.schema import load_config
 from data.protocols import protocol_steps, steps_from_lists
 from engine.results import step_result
 from scripts import report
-from study import figures, layouts, paper
+from study import figures, identity, layouts, paper
 from study.collection import paired, spread
 from study.report import describe, read_runs
 from study.tables import SECTIONS
@@ -474,7 +474,7 @@ def test_seeds_that_differ_in_more_than_the_seed_are_not_averaged(tmp_path):
         "MiB + gradient penalty 0.01": "2",
         "MiB + gradient penalty 0.01, radius 0.1": "1",
     }
-    assert BASE["update"]["radius"] == paper.RADIUS
+    assert BASE["update"]["radius"] == identity.RADIUS
 
 
 def test_scores_in_another_setting_have_a_table_of_their_own(tmp_path):

@@ -14,7 +14,7 @@ from configs.schema import ConfigError, load_config
 from engine.arguments import read_config
 from engine.run_folder import RunFolder, read_results
 from scripts import reproduce
-from study import experiments, paper
+from study import experiments, identity, paper
 from study.experiments import OBSERVERS, TABLES, experiments_of, mib
 from study.plan import PRESETS, SHAPES_SIZES, count_pictures, list_jobs, seconds_per_pass
 
@@ -92,10 +92,10 @@ def test_the_document_says_what_sharing_step_0_saves(table, tmp_path, capsys):
 def test_the_runs_are_what_the_paper_reports():
     def settings(table: str) -> list:
         configs = [config for job, config in voc_jobs(table).items() if not job.name.startswith("step0")]
-        return [paper.setting_of(config.model_dump()) for config in configs]
+        return [identity.setting_of(config.model_dump()) for config in configs]
 
     configs = [config.model_dump() for job, config in voc_jobs("table1").items() if "step0" not in job.name]
-    assert [paper.row_of(config) for config in configs] == list(paper.PER_CLASS)
+    assert [identity.row_of(config) for config in configs] == list(paper.PER_CLASS)
     third, fourth = settings("table3"), settings("table4")
     assert {(s.phase, s.lambda_a) for s in third} == set(product(("descent", "altersgd"), paper.TABLE_3))
     assert {(s.lambda_a, s.lambda_b) for s in fourth} == set(product(paper.LAMBDAS, paper.TABLE_4["all"]))
@@ -107,7 +107,7 @@ def test_the_runs_are_what_the_paper_reports():
 
 def test_alternation_pairs_every_setting_with_its_own_control():
     configs = [config for job, config in voc_jobs("alternation").items() if not job.name.startswith("step0")]
-    settings = [paper.setting_of(config.model_dump()) for config in configs]
+    settings = [identity.setting_of(config.model_dump()) for config in configs]
     alternating = [s for s in settings if s.phase == "altersgd"]
     assert [s for s in settings if s.phase == "consolidate"] == [
         replace(s, phase="consolidate") for s in alternating

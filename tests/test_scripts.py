@@ -22,7 +22,7 @@ from scripts import compare
 from scripts.__main__ import COMMANDS, FOR_MAINTAINERS
 from scripts.__main__ import main as list_commands
 from study.beside import unique_names
-from study.collection import Run
+from study.collection import RecordedRun
 from tracking import plotting
 
 ROOT = Path(train.__file__).parent
@@ -325,7 +325,7 @@ def test_compare_draws_steps_as_whole_numbers(num_steps, tmp_path, monkeypatch):
     steps = protocol_steps("voc", "10-1")
     results = {"protocol": [step.new for step in steps]}
     results["steps"] = [{"step": step, "miou": {"old": 0.5}} for step in range(num_steps)]
-    compare.draw(tmp_path / "x.png", {"run": Run(tmp_path, results, "run")}, 1)
+    compare.draw(tmp_path / "x.png", {"run": RecordedRun(tmp_path, results, "run")}, 1)
     axis = drawn[0].axes[0]
     low, high = axis.get_xlim()
     ticks = [tick for tick in axis.get_xticks() if low <= tick <= high]

@@ -70,7 +70,7 @@ def killed(toy_arguments, tmp_path, monkeypatch):
 
 def cells(text: str) -> dict[str, list[str]]:
     """Run -> its cells by the columns of the table."""
-    rows = [line.replace(" / ", "/").replace("> ", ">").split() for line in text.splitlines()]
+    rows = [line.replace(" + ", "+").replace("> ", ">").split() for line in text.splitlines()]
     return {
         row[0].rsplit("/", 1)[-1]: row
         for row in rows
@@ -96,11 +96,11 @@ def test_every_state_in_one_table(done, stopped, tmp_path, capsys):
     figures = json.loads((done / "results.json").read_text())["steps"]
     last = figures[1]["miou"]
     assert rows["done"][1:8] == [
-        *("mib/altersgd", "done", "2/2", "-"),
+        *("mib+altersgd", "done", "2/2", "-"),
         *(f"{100 * last[group]:.1f}" for group in ("old", "new", "all")),
     ]
     assert rows["done"][9] == "-"
-    assert rows["stopped"][1:5] == ["lwf/descent", "stopped", "1/2", "2/4"]
+    assert rows["stopped"][1:5] == ["lwf", "stopped", "1/2", "2/4"]
     assert rows["running"][2:5] == ["running", "1/2", "2/4"]
     assert rows["stopped"][9].count(":") == 2  # the pictures of step 1 are known from the run that is done
     holder.unlock()
@@ -111,7 +111,7 @@ def test_a_killed_run_is_unfinished_and_goes_on_from_what_it_saved(killed, capsy
     code, text = show(killed, capsys=capsys)
     assert code == 0
     row = cells(text)["killed"]
-    assert row[1:8] == ["ft/descent", "unfinished", "0/2", "2/8", "-", "-", "-"]
+    assert row[1:8] == ["ft", "unfinished", "0/2", "2/8", "-", "-", "-"]
     assert row[9].startswith(">")  # nobody knows how long step 1 will be
 
 
@@ -120,7 +120,7 @@ def test_nothing_is_known_of_a_run_that_has_just_begun(toy_arguments, tmp_path, 
     folder.lock()
     folder.write_config(dump_config(read_config(toy_arguments())))
     row = cells(show(tmp_path / "runs", capsys=capsys)[1])["run"]
-    assert row[1:] == ["ft/descent", "running", "0/2", "-", "-", "-", "-", "0:00:00", "?"]
+    assert row[1:] == ["ft", "running", "0/2", "-", "-", "-", "-", "0:00:00", "?"]
 
 
 def test_a_trained_step_without_figures_is_being_scored(done, capsys):

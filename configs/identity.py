@@ -1,0 +1,41 @@
+"""How a run is called by its config alone: in the terminal, and as a folder. Tables have longer names (study/identity.py)."""
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def short_name(config: Mapping[str, Any]) -> str:
+    """Method, phase and what else forms the update, without their numbers, as the overlays are called: "mib + sam"."""
+    names = _names(config)
+    if config["method"].get("entropy", 0) > 0:  # .get: configs of runs that are older than the key
+        names.append("cpr")
+    if is_stable_sgd(config):
+        names.append("stable_sgd")
+    return " + ".join(names)
+
+
+def run_name(config: Mapping[str, Any]) -> str:
+    """The name of a run's folder where the user gives none."""
+    data, seed = config["data"], config["train"]["seed"]
+    protocol = data["protocol"] if data["steps"] is None else "own-steps"
+    made = f"{data['dataset']}_{protocol}_{data['mode']}_{'-'.join(_names(config))}_seed{seed}"
+    return config["run"]["name"] or made
+
+
+def _names(config: Mapping[str, Any]) -> list[str]:
+    """Method, phase and update rule, as far as they are not the plain ones."""
+    method, phase, update = (config.get(section, {}).get("name") for section in ("method", "phase", "update"))
+    if method is None:
+        raise KeyError("method.name")
+    return [method, *(name for name in (phase, update) if name not in (None, "descent", "plain"))]
+
+
+def is_stable_sgd(config: Mapping[str, Any]) -> bool:
+    """Whether a run is Stable SGD; its small batch alone is another recipe, not Stable SGD."""
+    return config.get("model", {}).get("dropout", 0) > 0 or config.get("optim", {}).get("lr_decay", 1) < 1
+
+
+def is_offline(config: Mapping[str, Any]) -> bool:
+    """Whether all classes are learned at once."""
+    steps = config["data"]["steps"]
+    return config["data"]["protocol"] == "offline" if steps is None else len(steps) == 1
