@@ -16,12 +16,11 @@ from configs.errors import UserError
 from configs.schema import Config
 from engine.arguments import help_text, read_config
 from engine.evaluation import evaluate, record, score_again
-from engine.ranks import Ranks, StopRequest, start_ranks, stop_ranks
+from engine.ranks import Ranks, StoppedBySignal, StopRequest, start_ranks, stop_ranks
 from engine.results import figures_by_step, steps_done
 from engine.run import prepare
 from engine.step import load_step, train_step
 from engine.terminal import STOPPED_BY_SIGNAL, command, exit_with
-from engine.watch import StoppedBySignal
 from metrics.continual import group_names
 from tracking.tables import class_table, step_table
 
@@ -39,7 +38,7 @@ def main(arguments: list[str]) -> int:
     config = read_config(arguments)
     ranks = start_ranks(config.train.device)
     try:
-        walk(config, ranks, StopRequest())
+        walk(config, ranks, StopRequest(ranks.store))
         return 0
     except StoppedBySignal as stopped:
         print(f"[rank {ranks.rank}] {stopped}", file=sys.stderr)

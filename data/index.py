@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import warnings
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -55,11 +55,13 @@ def read_index(
     workers: int | None = None,
     progress: bool = True,
     unnamed: str = "refuse",
+    between: Callable[[], object] | None = None,
 ) -> Index:
     """The index of the pictures, from its file in the folder `cache` as long as no picture or mask has changed.
 
     `workers` processes scan (None: one per core, up to 16); every problem found is part of one DataError. A mask value
-    that is no class is a problem, too, unless `unnamed` is "void".
+    that is no class is a problem, too, unless `unnamed` is "void". `between` is called
+    again and again meanwhile, and may raise to end the scan.
     """
     fingerprint = f"{unnamed} {_fingerprint(pictures)}"
     paths = _digest(f"{picture.image}\0{picture.mask}" for picture in pictures)
@@ -67,7 +69,9 @@ def read_index(
     file = folder / f"index-{dataset_name}-{num_classes}-{paths[:16]}.json"
     index = _read(file, fingerprint, num_classes, len(pictures))
     if index is None:
-        findings = scan(dataset_name, pictures, num_classes, workers, progress, unnamed=unnamed)
+        findings = scan(
+            dataset_name, pictures, num_classes, workers, progress, unnamed=unnamed, between=between
+        )
         problems = [finding.problem for finding in findings if finding.problem]
         raise_problems(f"files of {dataset_name} cannot be used", problems)
         index = Index(
@@ -244,6 +248,8 @@ def scan(
         total=len(pictures), desc=f"scanning {dataset_name}", disable=None if progress else True
     ) as bar:
         for chunk in loader:
+            if between is not None:
+                between()
             findings += chunk
             bar.update(len(chunk))
     return findings

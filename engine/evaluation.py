@@ -45,8 +45,9 @@ def evaluate(run: Run, step: Step, model: Segmenter) -> ConfusionMatrix:
         scales, flip = config.evaluate_scales, config.evaluate_flip
         return predict(model, run.place.images(images), window=window, scales=scales, flip=flip).argmax(dim=1)
 
-    for images, labels in tqdm(
-        loader, f"scoring step {step.index}", disable=not ranks.is_main, **bar_place()
+    doing = f"scoring step {step.index}"
+    for images, labels in run.until_stopped(
+        tqdm(loader, doing, disable=not ranks.is_main, **bar_place()), f"{doing}, which is trained and saved"
     ):
         matrix.update(labels.to(ranks.device, non_blocking=True), guess(images))
     for number, position in enumerate(pictures_to_show(run.test_classes, run.steps, run.config.run.pictures)):

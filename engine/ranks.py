@@ -3,10 +3,9 @@
 import ctypes
 import gc
 import hashlib
-import os
 import signal
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
@@ -18,11 +17,12 @@ import torch.distributed as dist
 from torch import nn
 
 from configs.errors import UserError
-from configs.schema import ConfigError
+from configs.schema import ConfigError, config_differences
+from engine.rendezvous import RankError, announced_place, meet
 
 
-class RankError(UserError, RuntimeError):
-    """The ranks disagree."""
+class StoppedBySignal(Exception):
+    """A signal asked for an end, and everything is saved."""
 
 
 @dataclass(frozen=True)
@@ -34,6 +34,7 @@ class Ranks:
     local_rank: int
     device: torch.device
     group: dist.ProcessGroup | None
+    store: dist.Store | None = None  # in which ranks leave word for each other
 
     @property
     def is_main(self) -> bool:
@@ -49,30 +50,19 @@ def start_ranks(device: str = "auto", timeout_minutes: float = 30) -> Ranks:
             ["train.device is cuda, but torch sees no GPU: check the driver and the torch build, or use cpu"]
         )
     use_cuda = device != "cpu" and torch.cuda.is_available()
-    rank, world, local_rank = (
-        int(os.environ.get(k, d)) for k, d in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0))
-    )
+    rank, world, local_rank = announced_place(torch.cuda.device_count() if use_cuda else None)
     if use_cuda:
         torch.cuda.set_device(local_rank)
     else:
         keep_freed_memory()
-    group = None
-    if "TORCHELASTIC_RUN_ID" in os.environ or world > 1:
-        _join("nccl" if use_cuda else "gloo", timedelta(minutes=timeout_minutes))
-        group = dist.group.WORLD if world > 1 else None
-    return Ranks(
-        rank, world, local_rank, torch.device("cuda", local_rank) if use_cuda else torch.device("cpu"), group
-    )
-
-
-def _join(backend: str, timeout: timedelta) -> None:
-    """init_process_group, with keys of its own for every restart by torchrun.
-
-    Otherwise a restarted rank may read the address of a dead one from the store that the agent keeps.
-    """
-    store, rank, world = next(dist.rendezvous("env://", timeout=timeout))
-    attempt = dist.PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
-    dist.init_process_group(backend, store=attempt, rank=rank, world_size=world, timeout=timeout)
+    place = torch.device("cuda", local_rank) if use_cuda else torch.device("cpu")
+    if world == 1:
+        return Ranks(rank, world, local_rank, place, None)
+    backend = "nccl" if use_cuda else "gloo"
+    store = meet(rank, world, backend)
+    timeout = timedelta(minutes=timeout_minutes)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
+    return Ranks(rank, world, local_rank, place, dist.group.WORLD, store)
 
 
 def keep_freed_memory() -> None:
@@ -107,36 +97,85 @@ def stop_ranks() -> None:
 
 
 class StopRequest:
-    """SIGTERM and SIGINT ask the run to finish its iteration, save and leave; who asks again later ends it at once.
+    """SIGTERM and SIGINT ask the run to save and leave; who asks again later ends it at once.
 
     A cluster signals torchrun and its ranks alike, and torchrun passes its signal on: what comes twice within
-    `SAME_REQUEST` seconds is one request.
+    `SAME_REQUEST` seconds is one request. A rank that is asked tells the others through their store.
     """
 
     SAME_REQUEST = 5.0
+    BETWEEN_LOOKS = 1.0  # seconds between two looks into the store
 
-    def __init__(self) -> None:
-        self.requested = False
+    def __init__(self, store: dist.Store | None = None) -> None:
+        self.heard = False
         self.since = 0.0
+        self.store, self.looked = store, 0.0
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, self._ask)
 
+    @property
+    def requested(self) -> bool:
+        if self.store is not None and time.monotonic() - self.looked >= self.BETWEEN_LOOKS:
+            self.looked = time.monotonic()
+            if self.heard:
+                self.store.set("stop", "asked")
+            else:
+                self.heard = self.store.check(["stop"])
+        return self.heard
+
     def _ask(self, number: int, frame: FrameType | None) -> None:
-        if not self.requested:
-            self.requested, self.since = True, time.monotonic()
+        if not self.since:
+            self.heard, self.since, self.looked = True, time.monotonic(), 0.0
         elif time.monotonic() - self.since > self.SAME_REQUEST:
             signal.signal(number, signal.SIG_DFL)
             signal.raise_signal(number)
 
 
 @contextmanager
+def together(ranks: Ranks) -> Iterator[None]:
+    """What one rank cannot do ends all of them: nobody waits for a rank that has left. No collective belongs inside."""
+    own: Exception | None = None
+    try:
+        yield
+    except (UserError, StoppedBySignal) as error:
+        own = error
+    told = (str(own), isinstance(own, StoppedBySignal)) if own else None
+    everybody = gather_objects(ranks, told)
+    if own is not None:
+        raise own
+    for rank, theirs in enumerate(everybody):
+        if theirs is not None:
+            text, stopped = theirs
+            raise StoppedBySignal(text) if stopped else RankError(f"rank {rank} cannot go on: {text}")
+
+
+@contextmanager
 def main_rank_first(ranks: Ranks) -> Iterator[None]:
-    """Let the first rank of each machine do the work that leaves a cache for its neighbours."""
-    if ranks.group is not None and ranks.local_rank != 0:
-        dist.barrier()
-    yield
-    if ranks.group is not None and ranks.local_rank == 0:
-        dist.barrier()
+    """Let the first rank of each machine do the work that leaves a cache for its neighbours, as `together` does it."""
+    is_first = ranks.local_rank == 0
+    if not is_first:
+        with together(ranks):
+            pass
+    with together(ranks):
+        yield
+    if is_first:
+        with together(ranks):
+            pass
+
+
+def check_alike(ranks: Ranks, facts: Mapping[str, Any], free: tuple[str, ...] = ()) -> None:
+    """Refuse ranks that know other facts than rank 0 about what they do together; `free` begins what may differ."""
+    first, *others = gather_objects(ranks, facts)
+    differences = [
+        f"rank {rank}: {difference}"
+        for rank, theirs in enumerate(others, start=1)
+        for difference in config_differences(theirs, first, free)
+    ]
+    if differences:
+        raise RankError(
+            "some ranks are not set up as rank 0 (theirs -> rank 0's):\n  " + "\n  ".join(differences) + "\n"
+            "Give all of them the same command, the same data set and the same run.folder"
+        )
 
 
 def gather_objects(ranks: Ranks, value: Any) -> list[Any]:
@@ -148,13 +187,18 @@ def gather_objects(ranks: Ranks, value: Any) -> list[Any]:
     return values
 
 
+def greatest(ranks: Ranks, *values: float) -> list[float]:
+    """Each value as the rank has it where it is greatest."""
+    if ranks.group is None:
+        return list(values)
+    told = torch.tensor(values, dtype=torch.float64, device=ranks.device)
+    dist.all_reduce(told, op=dist.ReduceOp.MAX)
+    return told.tolist()
+
+
 def any_rank(ranks: Ranks, flag: bool) -> bool:
     """True on every rank if it is true on one."""
-    if ranks.group is None:
-        return flag
-    told = torch.tensor(float(flag), device=ranks.device)
-    dist.all_reduce(told, op=dist.ReduceOp.MAX)
-    return bool(told.item())
+    return bool(*greatest(ranks, flag))
 
 
 @torch.no_grad()

@@ -1,10 +1,10 @@
 """A run: what every part of it needs to know. `prepare` finds everything that can be wrong before the first iteration."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from tqdm import tqdm
@@ -20,7 +20,16 @@ from engine import identity
 from engine.arguments import without_effect
 from engine.optim import iterations_of
 from engine.placement import Placement
-from engine.ranks import Ranks, StopRequest, be_deterministic, gather_objects, main_rank_first
+from engine.ranks import (
+    Ranks,
+    StoppedBySignal,
+    StopRequest,
+    any_rank,
+    be_deterministic,
+    check_alike,
+    main_rank_first,
+    together,
+)
 from engine.results import changed_lists, environment, figures_by_step, steps_asked_for
 from engine.run_folder import RunError, RunFolder
 from engine.scores import drop_from, evaluation_name, scores_of
@@ -28,11 +37,14 @@ from engine.start import settle_start
 from methods import AlterSGD, Descent, make_phase
 from tracking.tracker import Trackers, make_trackers
 
+T = TypeVar("T")
 FACTS = (
     "classes",
     "weights",
     "started_from",
 )  # of results.json: what its figures depend on beside config and data
+# of the config: what may differ between the machines of a run, whose ranks compare what they find there
+MACHINE_KEYS = ("data.root", "data.cache", "data.workers", "run.folder")
 
 
 @dataclass
@@ -99,6 +111,17 @@ class Run:
             **config.phase.model_dump(),
         )
 
+    def until_stopped(self, batches: Iterable[T], doing: str) -> Iterator[T]:
+        """The batches, until somebody asks to stop. Ranks may have more or fewer of them: they agree afterwards."""
+        stopped = False
+        for batch in batches:
+            if stopped := self.stop.requested:
+                break
+            yield batch
+        if any_rank(self.ranks, stopped):
+            self.board.flush()
+            raise StoppedBySignal(f"stopped while {doing}: the same command goes on from here")
+
     def say(self, text: str) -> None:
         if self.ranks.is_main:
             tqdm.write(text)
@@ -108,38 +131,41 @@ def prepare(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
     """Everything that can be wrong is found here, before the first iteration."""
     torch.backends.cudnn.benchmark = not config.train.deterministic
     be_deterministic(config.train.deterministic)
-    check_norms(config, ranks.world)
-    dataset = load_dataset(config.data.dataset, config.data.root, config.data.train_list)
-    steps = configured_steps(
-        config.data.dataset, config.data.protocol, config.data.steps, dataset.class_names
-    )
-    index = partial(
-        read_index,
-        dataset.name,
-        num_classes=len(dataset.class_names),
-        cache=config.data.cache,
-        progress=ranks.is_main,
-        unnamed=config.data.unnamed,
-    )
     with main_rank_first(ranks):
+        check_norms(config, ranks.world)
+        dataset = load_dataset(config.data.dataset, config.data.root, config.data.train_list)
+        steps = configured_steps(
+            config.data.dataset, config.data.protocol, config.data.steps, dataset.class_names
+        )
+        index = partial(
+            read_index,
+            dataset.name,
+            num_classes=len(dataset.class_names),
+            cache=config.data.cache,
+            progress=ranks.is_main,
+            unnamed=config.data.unnamed,
+            between=partial(leave_if_asked, stop),
+        )
         train_index, test_index = index(dataset.train), index(dataset.test)
-    train_classes, test_classes = train_index.classes, test_index.classes
-    check_steps(dataset.class_names, train_classes, steps, config.data.mode)
-    chosen = [select_train(train_classes, step, config.data.mode) for step in steps]
-
-    results: dict[str, Any] = {
-        "config": config.model_dump(mode="json"),
-        "protocol": [list(step.new) for step in steps],
-        "classes": list(dataset.class_names),
-        "environment": environment(ranks.device, ranks.world),
-        "data": {
-            "train": content_digest(dataset.train, train_classes),
-            "test": content_digest(dataset.test, test_classes),
-            "train_content": train_index.content,
-            "test_content": test_index.content,
-        },
-        "steps": [],
-    }
+        train_classes, test_classes = train_index.classes, test_index.classes
+        check_steps(dataset.class_names, train_classes, steps, config.data.mode)
+        chosen = [select_train(train_classes, step, config.data.mode) for step in steps]
+        results: dict[str, Any] = {
+            "config": config.model_dump(mode="json"),
+            "protocol": [list(step.new) for step in steps],
+            "classes": list(dataset.class_names),
+            "environment": environment(ranks.device, ranks.world),
+            "data": {
+                "train": content_digest(dataset.train, train_classes),
+                "test": content_digest(dataset.test, test_classes),
+                "train_content": train_index.content,
+                "test_content": test_index.content,
+            },
+            "steps": [],
+        }
+    # from which, with the config, the iterations of each step follow
+    facts = {"images": results["data"] | {"of each step": [len(images) for images in chosen]}}
+    check_alike(ranks, results["config"] | facts | {"classes": results["classes"]}, free=MACHINE_KEYS)
     folder = open_folder(config, ranks, steps, results)
     evaluation = evaluation_name(results, config.model_dump(mode="json"))
     board = make_trackers(
@@ -178,21 +204,27 @@ def check_norms(config: Config, world: int) -> None:
         )
 
 
+def leave_if_asked(stop: StopRequest) -> None:
+    if stop.requested:
+        raise StoppedBySignal("stopped while scanning the data set: the same command scans it again")
+
+
 def open_folder(config: Config, ranks: Ranks, steps: list[Step], results: dict[str, Any]) -> RunFolder:
     """The run's folder, locked and checked; what it holds of earlier steps goes into `results`."""
     folder = RunFolder(Path(config.run.folder) / run_name(config.model_dump()))
-    if ranks.is_main:
-        folder.lock()
-        before = folder.earlier_results() or {}
-        weights = identity.weights_of(config, needed=trains_step_0(config, folder, before))
-        check_same_config(config, folder, before, weights)
-        check_same_classes(folder, before, results["classes"])
-        results |= {"weights": weights} if weights else {}
-        settle_start(config, folder, results, steps, tqdm.write)
-        if not (config.train.evaluate_only and (folder.config_file.exists() or before)):
-            folder.write_config(dump_config(config))
-        folder.set_damaged_steps_aside(tqdm.write)
-    gather_objects(ranks, None)  # the others wait until the folder is ready
+    with together(ranks):  # the others wait until the folder is ready
+        if ranks.is_main:
+            folder.lock()
+            before = folder.earlier_results() or {}
+            weights = identity.weights_of(config, needed=trains_step_0(config, folder, before))
+            check_same_config(config, folder, before, weights)
+            check_same_classes(folder, before, results["classes"])
+            results |= {"weights": weights} if weights else {}
+            settle_start(config, folder, results, steps, tqdm.write)
+            if not (config.train.evaluate_only and (folder.config_file.exists() or before)):
+                folder.write_config(dump_config(config))
+            folder.set_damaged_steps_aside(tqdm.write)
+    check_alike(ranks, {"run.folder": folder.sight()})  # one disk, seen by all
     earlier = folder.earlier_results()
     if earlier:
         check_same_data(config, folder, earlier["data"], results["data"])

@@ -8,22 +8,39 @@ evaluations/    TensorBoard's events of scores in another setting than the run's
 
 import fcntl
 import json
+import os
 import re
+import time
+import uuid
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
+from weakref import WeakSet
 
 from configs.errors import UserError
 from data.files import write_atomically
 from engine import checkpoint
 
+SECONDS_FOR_A_LOOK = 1.0  # in which `is_held` of another process must have ended
 STEP_FILE = re.compile(r"step_(0|[1-9][0-9]{0,8})\.pt")
 PROGRESS = {"step": int, "iteration": int, "total": int, "seconds": float}  # what progress.json holds
 
 
 class RunError(UserError, ValueError):
     """The run cannot go on as asked."""
+
+
+_held: WeakSet[IO[str]] = WeakSet()  # the locks of this process
+
+
+def _leave_locks_to_the_parent() -> None:
+    """A forked process, such as one that loads pictures, may outlive a killed run and would keep its folder locked."""
+    for lock in list(_held):
+        lock.close()
+
+
+os.register_at_fork(after_in_child=_leave_locks_to_the_parent)
 
 
 class RunFolder:
@@ -33,6 +50,7 @@ class RunFolder:
         self.config_file = path / "config.yaml"
         self.results_file = path / "results.json"
         self.progress_file = path / "progress.json"
+        self._written_atomically = (self.config_file, self.results_file, self.progress_file)
         self._lock_file = path / ".lock"
         self._lock: IO[str] | None = None
 
@@ -49,20 +67,37 @@ class RunFolder:
         return {int(match[1]): self.path / match[0] for match in found if match}
 
     def lock(self) -> None:
-        """Refuse a folder that another live process is writing to."""
+        """Refuse a folder that another live process is writing to, and remove what a killed one was about to write."""
         try:
             self.path.mkdir(parents=True, exist_ok=True)
-            self._lock = open(self._lock_file, "w")  # noqa: SIM115 (held for as long as the run lives)
+            self._lock = open(self._lock_file, "a")  # noqa: SIM115 (held for as long as the run lives)
         except OSError as error:
             raise RunError(
                 f"{self.path}: no run can write here ({error.strerror}); choose another run.folder or run.name"
             ) from error
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise RunError(
-                f"{self.path}: another run is writing to this folder; wait for it, or give this one a run.name of its own"
-            ) from error
+        _held.add(self._lock)
+        self._take_lock(self._lock, until=time.monotonic() + SECONDS_FOR_A_LOOK)
+        with suppress(OSError):  # a full disk: the ranks then have no name to compare, no more
+            self._lock.truncate(0)
+            self._lock.write(uuid.uuid4().hex)
+            self._lock.flush()
+        for pattern in (".*.tmp", *(f".{file.name}.*" for file in self._written_atomically)):
+            for unfinished in self.path.glob(pattern):
+                with suppress(OSError):
+                    unfinished.unlink()
+
+    def _take_lock(self, lock: IO[str], until: float) -> None:
+        while True:
+            try:
+                return fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except OSError as error:
+                if time.monotonic() < until:
+                    time.sleep(0.02)
+                    continue
+                self.unlock()
+                raise RunError(
+                    f"{self.path}: another run is writing to this folder; wait for it, or give this one a run.name of its own"
+                ) from error
 
     def unlock(self) -> None:
         if self._lock is not None:
@@ -78,6 +113,12 @@ class RunFolder:
         except BlockingIOError:
             return True
         return False
+
+    def sight(self) -> dict[str, str | int]:
+        """What tells whether two machines see the same folder: who has locked it, and the sizes of what a start depends on."""
+        holder = self._lock_file.read_text() if self._lock_file.exists() else "nobody"
+        files = [*self.path.glob("*.pt"), *self.path.glob(self.results_file.name)]
+        return {"locked by": holder} | {file.name: file.stat().st_size for file in files}
 
     def read_results(self) -> dict[str, Any] | None:
         return read_results(self.results_file)

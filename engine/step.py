@@ -205,8 +205,9 @@ def teacher_outputs(run: Run, step: Step, teacher: Segmenter) -> Iterator[tuple[
     """Labels and the teacher's outputs over the first epoch of a step."""
     epoch = range(1, run.epoch(step) + 1)
     loader = step_loader(run, step, iterations=epoch, batch_of=lambda iteration: iteration)
-    for images, labels in tqdm(
-        loader, f"surveying step {step.index}", disable=not run.ranks.is_main, **bar_place()
+    doing = f"surveying step {step.index}"
+    for images, labels in run.until_stopped(
+        tqdm(loader, doing, disable=not run.ranks.is_main, **bar_place()), doing
     ):
         yield labels.to(run.ranks.device).long(), ask(teacher, run.place.images(images), run.place)
 

@@ -11,7 +11,7 @@ from configs.errors import UserError
 from data.protocols import Step
 from engine import checkpoint
 from engine.probe import Probe
-from engine.ranks import any_rank
+from engine.ranks import StoppedBySignal, any_rank, greatest
 from engine.run import Run
 from methods import Weights
 from metrics.health import FiniteGuard, NonFiniteLoss, NonFiniteWeights, find_not_finite
@@ -19,10 +19,7 @@ from models.segmenter import Segmenter
 from tracking.progress import Progress
 
 SECONDS_BETWEEN_WRITES = 1.0  # of progress.json
-
-
-class StoppedBySignal(Exception):
-    """A signal asked for an end, and everything is saved."""
+SECONDS_BETWEEN_MEETINGS = 2.0  # of the ranks, to hear whether one of them is asked to stop
 
 
 class Watch:
@@ -45,29 +42,41 @@ class Watch:
         self.run, self.step, self.model, self.parts, self.loader = run, step, model, parts, loader
         self.probe, self.progress, self.last = probe, progress, last
         self.guard, self.measured, self.seconds = FiniteGuard(), measured, seconds
-        self.started = self.saved = time.monotonic()
+        self.started = self.saved = self.met = time.monotonic()
+        self.met_at = progress.done  # the iteration in which the ranks met last
+        self.meeting = progress.done + 1  # and in which they meet next
         self._write_progress(progress.done)
 
     def after(self, iteration: int, terms: Mapping[str, Tensor], weights: Weights, lr: float) -> None:
-        run, config = self.run, self.run.config.run
+        config = self.run.config.run
         self.guard.watch(iteration, terms)
         self._measure(iteration)
         save = config.checkpoint_every > 0 and iteration % config.checkpoint_every == 0
-        stop = run.ranks.group is None and run.stop.requested
         if iteration % config.log_every == 0 or iteration == self.last:
             self.progress(iteration, terms, weights.learn, weights.keep, lr)
             self._stop_if_not_finite()
-            stop = any_rank(run.ranks, run.stop.requested)
-            overdue = 0 < 60 * config.checkpoint_minutes < time.monotonic() - self.saved
-            save |= any_rank(run.ranks, overdue)
             if iteration == self.last or time.monotonic() - self.written >= SECONDS_BETWEEN_WRITES:
                 self._write_progress(iteration)
-        if (save or stop) and iteration < self.last:
+        stop, overdue = self._requests(iteration)
+        if (save or stop or overdue) and iteration < self.last:
             self._stop_if_not_finite(before_saving=iteration)
             self._save(iteration)
             if stop:
                 where = f"step {self.step.index}, iteration {iteration} of {self.last}"
                 raise StoppedBySignal(f"stopped at {where}: the same command goes on from here")
+
+    def _requests(self, iteration: int) -> tuple[bool, bool]:
+        """Whether to stop, and whether a checkpoint is overdue: the same answer on all ranks, who meet only now and then."""
+        ranks, now = self.run.ranks, time.monotonic()
+        if iteration == self.last or (ranks.group is not None and iteration < self.meeting):
+            return False, False
+        overdue = 0 < 60 * self.run.config.run.checkpoint_minutes < now - self.saved
+        pace = (now - self.met) / (iteration - self.met_at)  # seconds per iteration
+        stop, save, pace = greatest(ranks, self.run.stop.requested, overdue, pace)
+        self.met, self.met_at = now, iteration
+        soon = max(1, min(int(SECONDS_BETWEEN_MEETINGS / max(pace, 1e-9)), self.run.config.run.log_every))
+        self.meeting = iteration + soon
+        return bool(stop), bool(save)
 
     def seconds_spent(self) -> float:
         """On the step so far, without what was measured."""

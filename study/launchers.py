@@ -19,6 +19,7 @@ from typing import Any, Protocol
 from configs.errors import UserError
 from configs.registry import Registry
 from engine.terminal import STOPPED_BY_SIGNAL
+from study import slurm_queue
 
 POLL_SECONDS = 0.2
 CLUSTER_POLL_SECONDS = 1.0
@@ -35,7 +36,8 @@ class StopRequest(Protocol):
     """Whether somebody asked to stop, as engine.ranks has it, which this module does without: jobs of a cluster
     import it, and torch would only make them slow to start."""
 
-    requested: bool
+    @property
+    def requested(self) -> bool: ...
 
 
 class Event(StrEnum):
@@ -274,7 +276,12 @@ def run_on_cluster(
         for needs, group in [] if stop.requested else list(groups.items()):
             if ended.get(needs) == Event.DONE or (needs in jobs and cluster == "slurm"):
                 del groups[needs]
-                jobs |= _submit(executor, group, threads, after=jobs.get(needs))
+                try:
+                    jobs |= _submit(executor, group, threads, after=jobs.get(needs))
+                except LauncherError:
+                    for job in jobs.values():  # what is queued already would run without anybody to watch it
+                        job.cancel(check=False)
+                    raise
                 yield from ((task, Event.SUBMITTED) for task in group)
             elif needs in ended:
                 del groups[needs]
@@ -337,14 +344,25 @@ def _executor(folder: Path, cluster: str, gpus: int, threads: int | None, option
         executor.update_parameters(**(parameters | dict(options)))
     except (RuntimeError, NameError, ValueError, AssertionError) as error:
         raise LauncherError(f"submitit: {error}") from error
+    if cluster == "slurm" and not slurm_queue.keeps_accounts():
+        print(
+            "note: this cluster keeps no accounts (sacct); squeue tells what becomes of jobs", file=sys.stderr
+        )
+        slurm_queue.ask_the_queue()
     return executor
 
 
 def _submit(executor: Any, group: Sequence[Task], threads: int | None, after: Any) -> dict[str | None, Any]:
     order = {"dependency": f"afterok:{after.job_id}", "kill-on-invalid-dep": "yes"} if after else {}
     executor.update_parameters(slurm_additional_parameters=order)
-    with executor.batch():
-        return {task.name: executor.submit(Training(task.command, task.log, threads)) for task in group}
+    try:
+        with executor.batch():
+            return {task.name: executor.submit(Training(task.command, task.log, threads)) for task in group}
+    except RuntimeError as error:
+        said = str(error).strip()
+        no_gpus = "this cluster has no such GPUs: --gpus 0 asks for none, --slurm slurm_gres=... for others"
+        hint = no_gpus if "generic resource" in said.lower() else "see --slurm and your cluster's manual"
+        raise LauncherError(f"Slurm refuses the jobs ({said}); {hint}") from error
 
 
 def _outcome(task: Task, job: Any, ended: Mapping[str | None, Event], stop: StopRequest) -> Event | None:

@@ -1,9 +1,11 @@
+import math
 import os
 import shutil
 import signal
 import sys
 from collections.abc import Callable, Container, Iterable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -119,6 +121,32 @@ def toy_run(toy_arguments, tmp_path, tmp_path_factory) -> Callable[..., Path]:
         return Path(shutil.copytree(TRAINED[overrides], tmp_path / "runs" / name))
 
     return make
+
+
+class Killed(Exception):
+    """Stands for SIGKILL: nothing is saved any more."""
+
+
+def walk_until(arguments: list[str], iterations: float = math.inf, kill: bool = False) -> None:
+    """Train in this process, which is asked to stop, or killed, in the iteration after so many of all steps."""
+    import train
+    from engine.arguments import read_config
+    from engine.ranks import start_ranks
+    from engine.watch import Watch
+
+    stop, done, original = SimpleNamespace(requested=False), 0, Watch.after
+
+    def after(self, *iteration):
+        nonlocal done
+        done += 1
+        if kill and done > iterations:
+            raise Killed
+        stop.requested = done > iterations
+        original(self, *iteration)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Watch, "after", after)
+        train.walk(read_config(arguments), start_ranks("cpu"), stop)
 
 
 @pytest.fixture

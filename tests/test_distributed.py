@@ -83,7 +83,7 @@ def test_two_ranks_end_with_the_weights_of_one_process(method, accumulate, phase
 
 
 def watched_rank(rank: int, world: int, port: int, arguments: list[str], code: int) -> None:
-    """Train, told to stop at once if the exit code is to be that, and look what is left when the group is left."""
+    """Train, told to stop in the first iteration if the exit code is to be that, and look what is left when the group is left."""
     become_rank(rank, world, port)
     students, left, wrap, leave = [], [], engine.step.wrap, dist.destroy_process_group
 
@@ -97,7 +97,7 @@ def watched_rank(rank: int, world: int, port: int, arguments: list[str], code: i
         leave()
 
     engine.step.wrap, dist.destroy_process_group = watched_wrap, watched_leave
-    parallel.StopRequest.requested = property(lambda self: code != 0, lambda self, value: None)
+    parallel.StopRequest.requested = property(lambda self: code != 0 and bool(students))
     gc.disable()  # or it might be gone by chance
     assert train.main(arguments) == code
     assert left and not any(left)
@@ -137,4 +137,4 @@ def test_a_batch_that_the_ranks_cannot_share_is_refused(toy_arguments, capsys, m
     alone = parallel.start_ranks("cpu")
     pretended = parallel.Ranks(0, 3, 0, alone.device, None)
     with pytest.raises(DataError, match="3 ranks"):
-        prepare(read_config(toy_arguments()), pretended, None)
+        prepare(read_config(toy_arguments()), pretended, parallel.StopRequest())

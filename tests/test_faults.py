@@ -343,7 +343,7 @@ def test_norms_that_cannot_synchronise_are_refused(toy_arguments, tmp_path):
     pytest.importorskip("inplace_abn")
     config = read_config(toy_arguments("model.norm=iabn"))
     alone = parallel.start_ranks("cpu")
-    run = prepare(config, alone, None)
+    run = prepare(config, alone, parallel.StopRequest())
     two = type(
         "Group", (), {"size": lambda self: 2}
     )()  # what the norm asks of a process group before it refuses

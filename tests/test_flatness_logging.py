@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as multiprocessing
+from conftest import walk_until
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_distributed import free_port, train_rank
-from test_resume import NEVER, run_until, stop_and_go
+from test_resume import stop_and_go
 from torch import Tensor
 
 import train
@@ -313,8 +314,8 @@ def test_training_does_not_notice(case, toy_arguments, tmp_path):
 
 @pytest.mark.slow
 def test_a_resumed_step_keeps_what_was_measured_before(toy_arguments, tmp_path):
-    run_until(toy_arguments(*OPTIONS, name="whole"), NEVER)
-    assert stop_and_go(toy_arguments(*OPTIONS, name="pieces"), 1) > 4
+    walk_until(toy_arguments(*OPTIONS, name="whole"))
+    assert stop_and_go(toy_arguments(*OPTIONS, name="pieces"), 0) > 4
     whole, pieces = (steps_of(tmp_path / "runs" / name)[1]["flatness"] for name in ("whole", "pieces"))
     assert whole == pieces
 

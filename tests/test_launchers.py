@@ -437,18 +437,30 @@ FAKE_SLURM = {
 }
 
 
-def test_slurm_gets_arrays_that_wait_for_their_step_0(study, monkeypatch):
+@pytest.fixture
+def slurm(study, monkeypatch):
+    """Slurm's programs, some of them as told; returns the folder of the jobs that were given to it."""
     submitit = pytest.importorskip("submitit")
     jobs, programs = study.folder / "jobs", study.folder / "bin"
     jobs.mkdir()
     programs.mkdir()
-    for name, script in FAKE_SLURM.items():
-        (programs / name).write_text(f"#!/bin/bash\n{script}\n")
-        (programs / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
     monkeypatch.setenv("SLURM_FAKE", str(jobs))
     monkeypatch.setattr(submitit.SlurmJob, "_results_timeout_s", 0)
+    monkeypatch.setattr(submitit.SlurmJob, "watcher", type(submitit.SlurmJob.watcher)(delay_s=600))
     monkeypatch.setattr(launchers, "CLUSTER_POLL_SECONDS", 0.01)
+
+    def install(**scripts: str) -> Path:
+        for name, script in (FAKE_SLURM | scripts).items():
+            (programs / name).write_text(f"#!/bin/bash\n{script}\n")
+            (programs / name).chmod(0o755)
+        return jobs
+
+    return install
+
+
+def test_slurm_gets_arrays_that_wait_for_their_step_0(study, slurm):
+    jobs = slurm()
     tasks = fake_tasks(study, "a0", "a1", "a2") + fake_tasks(study, "b0", "b1")
     stop = Stop()
     events = run_on_cluster(
@@ -466,6 +478,56 @@ def test_slurm_gets_arrays_that_wait_for_their_step_0(study, monkeypatch):
         assert "--partition=gpu" in text and "--time=30" in text and "--gpus-per-node=2" in text
     cancelled = Path(f"{jobs}.cancelled").read_text().split()
     assert sorted(set(cancelled)) == ["100_0", "100_1", "101_0", "101_1", "102"]
+
+
+NO_GPUS = 'echo "sbatch: error: Invalid generic resource (gres) specification" >&2; exit 1'
+
+
+def test_a_cluster_without_gpus_is_explained(study, slurm, capsys):
+    slurm(sbatch=NO_GPUS)
+    assert study.start("table1", "--launcher", "slurm") == 2
+    shown = capsys.readouterr().err
+    assert "Invalid generic resource" in shown and "--gpus 0 asks for none" in shown
+
+
+def test_a_submission_that_fails_leaves_no_jobs_behind(study, slurm):
+    """The first array is queued, the second, which waits for it, is refused."""
+    jobs = slurm(sbatch=f'[ -e "$SLURM_FAKE/job_0" ] && {{ {NO_GPUS}; }}\n{FAKE_SLURM["sbatch"]}')
+    with pytest.raises(launchers.LauncherError, match="Slurm refuses the jobs"):
+        list(run_on_cluster(fake_tasks(study, "a0", "a1"), Stop(), study.folder / "submitit"))
+    for _ in range(100):  # scancel is not waited for
+        if Path(f"{jobs}.cancelled").exists():
+            break
+        time.sleep(0.05)
+    assert Path(f"{jobs}.cancelled").read_text().split() == ["100"]
+
+
+def test_a_cluster_without_accounts_is_asked_for_its_queue(study, slurm, capfd, monkeypatch):
+    """submitit would warn at every look, and never hear of the end of a job that left no result."""
+    from submitit.core import core
+
+    monkeypatch.setattr(core._time, "time", clock := FastClock(time.time))
+    jobs = slurm(
+        sacct='echo "Slurm accounting storage is disabled" >&2; exit 1',
+        squeue='echo "$@" >>"$SLURM_FAKE.asked"; [ $(wc -l <"$SLURM_FAKE.asked") -gt 2 ] || echo "100|RUNNING"',
+    )
+    (task,) = fake_tasks(study, "only")
+    events = [event for _, event in run_on_cluster([task], Stop(), study.folder / "submitit")]
+    assert events == [Event.SUBMITTED, Event.FAILED] and clock.calls
+    shown = capfd.readouterr().err
+    assert shown.count("keeps no accounts") == 1 and "Bypassing" not in shown
+    assert "--states=all" in Path(f"{jobs}.asked").read_text()
+
+
+class FastClock:
+    """An hour passes between two looks at it."""
+
+    def __init__(self, time_of_day):
+        self.time_of_day, self.calls = time_of_day, 0
+
+    def __call__(self) -> float:
+        self.calls += 1
+        return self.time_of_day() + 3600 * self.calls
 
 
 # ---- running: train.py itself ---------------------------------------------------------------------------------------------------

@@ -9,9 +9,9 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
-from conftest import TINY_NETWORK
+from conftest import TINY_NETWORK, walk_until
 from test_distributed import become_rank, free_port
-from test_resume import NEVER, run_until, stop_and_go
+from test_resume import stop_and_go
 from torch.nn import functional as F
 
 import train
@@ -374,9 +374,9 @@ def test_a_resumed_step_is_not_surveyed_again(toy_arguments, tmp_path, monkeypat
 
     monkeypatch.setattr(PLOP, "survey", survey)
     options = (*PUBLISHED, "method.options.median=paper", "train.accumulate=2")
-    run_until(toy_arguments(*options, name="whole"), NEVER)
+    walk_until(toy_arguments(*options, name="whole"))
     assert len(seen) == 1
-    assert stop_and_go(toy_arguments(*options, name="pieces"), 2) > 3
+    assert stop_and_go(toy_arguments(*options, name="pieces"), 1) > 3
     assert len(seen) == 2 and torch.equal(*seen)
     whole, pieces = (checkpoint.load(tmp_path / f"runs/{n}/step_1.pt") for n in ("whole", "pieces"))
     assert all(torch.equal(tensor, pieces["model"][name]) for name, tensor in whole["model"].items())

@@ -4,40 +4,20 @@ import json
 
 import pytest
 import torch
+from conftest import Killed, walk_until
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train
 from engine import checkpoint
-from engine.arguments import read_config
-from engine.ranks import start_ranks
-from engine.watch import StoppedBySignal
+from engine.ranks import StoppedBySignal
 from methods import Method
 
 
-class StopAfter:
-    """Asks the run to stop once it was asked `count` times."""
-
-    def __init__(self, count: int):
-        self.left = count
-
-    @property
-    def requested(self) -> bool:
-        self.left -= 1
-        return self.left < 0
-
-
-NEVER = 10**9
-
-
-def run_until(arguments: list[str], count: int) -> None:
-    train.walk(read_config(arguments), start_ranks("cpu"), StopAfter(count))
-
-
-def stop_and_go(arguments: list[str], count: int) -> int:
+def stop_and_go(arguments: list[str], iterations: int) -> int:
     """Start the run again and again, each time for a few iterations only; returns the number of starts."""
     for start in range(1, 100):
         try:
-            run_until(arguments, count)
+            walk_until(arguments, iterations)
             return start
         except StoppedBySignal:
             continue
@@ -79,8 +59,8 @@ OPTIONS = {
 @pytest.mark.parametrize("options", OPTIONS.values(), ids=OPTIONS)
 @pytest.mark.slow
 def test_stopping_every_few_iterations_changes_no_bit(options, toy_arguments, tmp_path):
-    run_until(toy_arguments(*options, name="whole"), NEVER)
-    assert stop_and_go(toy_arguments(*options, name="pieces"), 4) > 2
+    walk_until(toy_arguments(*options, name="whole"))
+    assert stop_and_go(toy_arguments(*options, name="pieces"), 2) > 2
     for step in (0, 1):
         whole, pieces = (checkpoint.load(tmp_path / f"runs/{n}/step_{step}.pt") for n in ("whole", "pieces"))
         for name, tensor in whole["model"].items():
@@ -109,12 +89,12 @@ def test_a_run_stopped_inside_an_ascent_or_a_pause_goes_on_there(options, toy_ar
     # Step 1 has epochs of two iterations: two descend, then two descend, two ascend and two descend, or six are a pause.
     start = toy_run(options[0], "train.batch_size=2", "train.last_step=0", name="first") / "step_0.pt"
     options = (*options, "train.batch_size=2", f"train.start_from={start}")
-    run_until(toy_arguments(*options, name="whole"), NEVER)
+    walk_until(toy_arguments(*options, name="whole"))
     with pytest.raises(StoppedBySignal, match="step 1, iteration 5 of 8"):
-        run_until(toy_arguments(*options, name="pieces"), 2 * 4)  # asked twice in an iteration
+        walk_until(toy_arguments(*options, name="pieces"), 4)
     saved = checkpoint.load(tmp_path / "runs/pieces/resume.pt")
     assert saved["position"]["iteration"] == 5
-    run_until(toy_arguments(*options, name="pieces"), NEVER)
+    walk_until(toy_arguments(*options, name="pieces"))
     whole, pieces = (checkpoint.load(tmp_path / f"runs/{name}/step_1.pt") for name in ("whole", "pieces"))
     assert all(torch.equal(tensor, pieces["model"][name]) for name, tensor in whole["model"].items())
     assert_same_statistics(whole["methods"], pieces["methods"])
@@ -130,20 +110,9 @@ def test_a_run_stopped_inside_an_ascent_or_a_pause_goes_on_there(options, toy_ar
 def test_logs_of_a_resumed_run_have_no_doubled_points(toy_arguments, tmp_path):
     # Saved every third iteration, killed (not stopped) after the fourth: iterations 4 and 5 are run twice.
     arguments = toy_arguments("method.name=mib", "run.checkpoint_every=3", "train.epochs=4")
-
-    class Killed(Exception):
-        pass
-
-    class KillAfter(StopAfter):
-        @property
-        def requested(self) -> bool:
-            if StopAfter.requested.fget(self):
-                raise Killed
-            return False
-
     with pytest.raises(Killed):
-        train.walk(read_config(arguments), start_ranks("cpu"), KillAfter(8))
-    run_until(arguments, NEVER)
+        walk_until(arguments, 4, kill=True)
+    walk_until(arguments)
     events = EventAccumulator(str(tmp_path / "runs/run")).Reload()
     for tag in ("loss/seg", "lr", "phase/sign"):
         points = [event.step for event in events.Scalars(tag)]
@@ -153,15 +122,15 @@ def test_logs_of_a_resumed_run_have_no_doubled_points(toy_arguments, tmp_path):
 @pytest.mark.slow
 def test_a_damaged_resume_file_falls_back_to_the_one_before(toy_arguments, tmp_path, capsys):
     options = ("method.name=mib", "run.checkpoint_every=1", "train.epochs=4")
-    run_until(toy_arguments(*options, name="whole"), NEVER)
+    walk_until(toy_arguments(*options, name="whole"))
     arguments = toy_arguments(*options, name="hurt")
     with pytest.raises(StoppedBySignal):
-        run_until(arguments, 9)
+        walk_until(arguments, 4)
     newest = tmp_path / "runs/hurt/resume.pt"
     content = bytearray(newest.read_bytes())
     content[len(content) // 2] ^= 0x40
     newest.write_bytes(content)
-    run_until(arguments, NEVER)
+    walk_until(arguments)
     assert "does not match its checksum" in capsys.readouterr().out
     whole, hurt = (checkpoint.load(tmp_path / f"runs/{n}/step_1.pt")["model"] for n in ("whole", "hurt"))
     assert all(torch.equal(whole[name], hurt[name]) for name in whole)

@@ -9,40 +9,17 @@ from unittest.mock import Mock
 
 import pytest
 import torch
+from conftest import Killed, walk_until
 
-import train
 from configs import yaml_core
 from configs.schema import dump_config
 from engine import watch
 from engine.arguments import read_config
 from engine.optim import last_iteration_of
-from engine.ranks import Ranks, start_ranks
+from engine.ranks import Ranks, StoppedBySignal
 from engine.run_folder import RunFolder
-from engine.watch import StoppedBySignal
 from scripts import status
 from scripts.status import State
-
-
-class StopAfter:
-    """Asks the run to stop, or kills it, once it was asked `count` times."""
-
-    def __init__(self, count: int, kill: bool = False):
-        self.left, self.kill = count, kill
-
-    @property
-    def requested(self) -> bool:
-        self.left -= 1
-        if self.left < 0 and self.kill:
-            raise Killed
-        return self.left < 0
-
-
-class Killed(Exception):
-    pass
-
-
-def walk(arguments: list[str], stop: StopAfter) -> None:
-    train.walk(read_config(arguments), start_ranks("cpu"), stop)
 
 
 @pytest.fixture
@@ -52,9 +29,9 @@ def done(toy_run):
 
 @pytest.fixture
 def stopped(toy_arguments, tmp_path):
-    """By a signal in iteration 2 of the 4 of step 1; each iteration asks twice."""
+    """By a signal in iteration 2 of the 4 of step 1, after the 4 of step 0."""
     with pytest.raises(StoppedBySignal):
-        walk(toy_arguments("method.name=lwf", name="stopped"), StopAfter(2 * 4 + 2))
+        walk_until(toy_arguments("method.name=lwf", name="stopped"), 4 + 1)
     return tmp_path / "runs/stopped"
 
 
@@ -64,7 +41,7 @@ def killed(toy_arguments, tmp_path, monkeypatch):
     monkeypatch.setattr(watch, "SECONDS_BETWEEN_WRITES", 0.0)
     arguments = toy_arguments("run.checkpoint_every=2", "train.epochs=4", name="killed")
     with pytest.raises(Killed):
-        walk(arguments, StopAfter(2 * 3, kill=True))
+        walk_until(arguments, 3, kill=True)
     return tmp_path / "runs/killed"
 
 
@@ -132,7 +109,7 @@ def test_a_trained_step_without_figures_is_being_scored(done, capsys):
 
 
 def test_fewer_steps_can_be_asked_for(toy_arguments, tmp_path, capsys):
-    walk(toy_arguments("train.last_step=0", name="step0"), StopAfter(10**9))
+    walk_until(toy_arguments("train.last_step=0", name="step0"))
     assert cells(show(tmp_path / "runs", capsys=capsys)[1])["step0"][2:4] == ["done", "1/1"]
 
 
@@ -236,11 +213,11 @@ def test_neither_tensorboard_nor_its_files_are_needed(killed, monkeypatch, capsy
 
 
 def test_the_length_of_a_step_does_not_depend_on_its_learning_rates(toy_arguments, tmp_path, capsys):
-    """Step 2 of 3: its learning rate is decayed, and held in the phase. Each iteration asks twice: 2 + 8 + 6 of 8."""
+    """Step 2 of 3: its learning rate is decayed, and held in the phase. Stopped after 2 + 8 + 6 of 8 iterations."""
     options = ("optim.lr_decay=0.5", "optim.power=0.5", "phase.name=altersgd", "phase.p=0.5", "phase.lr=hold")
     arguments = toy_arguments(*options, "data.steps=[[1], [2], [3]]", "train.batch_size=2", name="held")
     with pytest.raises(StoppedBySignal):
-        walk(arguments, StopAfter(2 * (2 + 8 + 5)))
+        walk_until(arguments, 2 + 8 + 5)
     assert cells(show(tmp_path / "runs", capsys=capsys)[1])["held"][2:5] == ["stopped", "2/3", "6/8"]
 
 
@@ -265,7 +242,7 @@ def test_progress_says_where_a_run_is_and_follows_it_when_it_goes_on(toy_argumen
     arguments, folder = toy_arguments("train.epochs=6", "method.name=mib"), RunFolder(tmp_path / "runs/run")
     assert folder.read_progress() is None
     with pytest.raises(StoppedBySignal):
-        walk(arguments, StopAfter(2 * 9))
+        walk_until(arguments, 9)
     first = json.loads(folder.progress_file.read_text())
     assert {name: first[name] for name in ("step", "iteration", "total")} == {
         "step": 0,
@@ -274,10 +251,10 @@ def test_progress_says_where_a_run_is_and_follows_it_when_it_goes_on(toy_argumen
     }
     assert first["seconds"] > 0 and folder.read_progress() == first
     with pytest.raises(StoppedBySignal):
-        walk(arguments, StopAfter(0))
+        walk_until(arguments, 0)
     second = folder.read_progress()
     assert second["iteration"] == 11 and second["seconds"] > first["seconds"]
-    walk(arguments, StopAfter(10**9))
+    walk_until(arguments)
     last, figures = folder.read_progress(), folder.read_results()["steps"]
     assert (last["step"], last["iteration"], last["total"]) == (1, 4, 4)
     assert 0 < last["seconds"] <= figures[1]["seconds"] + 1e-3
@@ -286,7 +263,7 @@ def test_progress_says_where_a_run_is_and_follows_it_when_it_goes_on(toy_argumen
 def test_a_step_that_ends_early_says_so_from_its_beginning(toy_arguments, tmp_path):
     arguments = toy_arguments("phase.name=stop", "phase.p=0.75")
     with pytest.raises(StoppedBySignal):
-        walk(arguments, StopAfter(2 * 4))
+        walk_until(arguments, 4)
     progress = RunFolder(tmp_path / "runs/run").read_progress()
     assert (progress["step"], progress["iteration"], progress["total"]) == (1, 1, 3)
 
@@ -297,7 +274,7 @@ def test_progress_is_written_at_most_once_in_a_while(toy_arguments, monkeypatch)
     monkeypatch.setattr(
         RunFolder, "write_progress", lambda *a, **k: (written.append(k["iteration"]), write(*a, **k))
     )
-    walk(toy_arguments("train.last_step=0", "train.epochs=4", "run.checkpoint_every=3"), StopAfter(10**9))
+    walk_until(toy_arguments("train.last_step=0", "train.epochs=4", "run.checkpoint_every=3"))
     assert written == [0, 3, 6, 8]  # the beginning, two checkpoints and the end
 
 

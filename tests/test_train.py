@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from conftest import mostly_slow
+from conftest import Killed, mostly_slow, walk_until
 from test_resume import assert_same_statistics
 
 import train
 from engine import checkpoint
 from engine.arguments import read_config
 from engine.optim import set_learning_rate
-from engine.ranks import start_ranks
+from engine.ranks import StopRequest, start_ranks
 from engine.run import prepare
 from engine.step import step_loader
 from methods import METHODS, PHASES
@@ -513,7 +513,7 @@ def test_a_pause_passes_the_images_that_training_would_have_seen(step_1, step_1_
     options = ("method.name=mib", "phase.p=0.7")
     pause, stop = (step_1(name, f"phase.name={name}", *options) for name in ("pause", "stop"))
     config = read_config(step_1_arguments("pause", "phase.name=pause", *options))
-    run = prepare(config, start_ranks("cpu"), None)
+    run = prepare(config, start_ranks("cpu"), StopRequest())
     model = run.place.arrange(checkpoint.load_segmenter(stop / "step_1.pt")[0]).train()
     with torch.no_grad():
         for images, _ in step_loader(run, run.steps[1], iterations=range(6, TOTAL + 1), batch_of=lambda t: t):
@@ -522,28 +522,14 @@ def test_a_pause_passes_the_images_that_training_would_have_seen(step_1, step_1_
     assert_same_bits(model.state_dict(), weights_of(pause))
 
 
-class KilledAt:
-    """Ends the process, so to say, when it is asked the `count`th time whether to stop."""
-
-    def __init__(self, count: int):
-        self.left = count
-
-    @property
-    def requested(self) -> bool:
-        self.left -= 1
-        if not self.left:
-            raise KeyboardInterrupt
-        return False
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("method", ["mib", "ewc"])
 def test_stop_is_descent_until_the_boundary(method, step_1, step_1_arguments, tmp_path):
     stop = step_1("stop", f"method.name={method}", "phase.name=stop", "phase.p=0.7")
-    saved = ("run.checkpoint_every=5", "run.log_every=100")  # so it is asked once in an iteration
-    config = read_config(step_1_arguments("descent", f"method.name={method}", *saved))
-    with pytest.raises(KeyboardInterrupt):
-        train.walk(config, start_ranks("cpu"), KilledAt(6))
+    with pytest.raises(Killed):
+        walk_until(
+            step_1_arguments("descent", f"method.name={method}", "run.checkpoint_every=5"), 5, kill=True
+        )
     state = checkpoint.load(tmp_path / "runs/descent/resume.pt")
     assert (state["position"]["step"], state["position"]["iteration"]) == (1, 5)
     assert_same_bits(state["parts"]["model"], weights_of(stop))
@@ -606,7 +592,7 @@ def test_p_1_is_descent_bit_for_bit_in_the_other_readings_and_their_controls(ste
 )
 def test_a_run_whose_steps_end_on_an_ascent_says_so(options, is_said, toy_arguments, capsys):
     arguments = toy_arguments("train.batch_size=2", "phase.name=altersgd", "phase.flip=all", *options)
-    prepare(read_config(arguments), start_ranks("cpu"), None).folder.unlock()
+    prepare(read_config(arguments), start_ranks("cpu"), StopRequest()).folder.unlock()
     said = capsys.readouterr().out
     assert ("a step ends on an ascent; another p ends on a descent" in said) == is_said
     if is_said:

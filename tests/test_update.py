@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 import torch
 import torch.multiprocessing as multiprocessing
+from conftest import walk_until
 from test_distributed import become_rank, free_port
-from test_resume import NEVER, run_until, stop_and_go
+from test_resume import stop_and_go
 from torch import Tensor, nn
 from toys import weighted_loss
 
@@ -475,9 +476,9 @@ def test_only_the_student_drops_and_only_in_training(begin):
 @pytest.mark.slow
 def test_dropout_goes_on_after_a_stop_with_the_same_bits(toy_arguments, tmp_path):
     options = ("method.name=mib", "model.dropout=0.3", "update.name=sam")
-    run_until(toy_arguments(*options, name="whole"), NEVER)
-    assert stop_and_go(toy_arguments(*options, name="pieces"), 3) > 2
-    run_until(toy_arguments("method.name=mib", "update.name=sam", name="without"), NEVER)
+    walk_until(toy_arguments(*options, name="whole"))
+    assert stop_and_go(toy_arguments(*options, name="pieces"), 1) > 2
+    walk_until(toy_arguments("method.name=mib", "update.name=sam", name="without"))
     whole, pieces, without = (
         checkpoint.load(tmp_path / f"runs/{n}/step_1.pt")["model"] for n in ("whole", "pieces", "without")
     )
