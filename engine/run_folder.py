@@ -78,9 +78,8 @@ class RunFolder:
         _held.add(self._lock)
         self._take_lock(self._lock, until=time.monotonic() + SECONDS_FOR_A_LOOK)
         with suppress(OSError):  # a full disk: the ranks then have no name to compare, no more
-            self._lock.truncate(0)
-            self._lock.write(uuid.uuid4().hex)
-            self._lock.flush()
+            os.ftruncate(self._lock.fileno(), 0)
+            os.write(self._lock.fileno(), uuid.uuid4().hex.encode())
         for pattern in (".*.tmp", *(f".{file.name}.*" for file in self._written_atomically)):
             for unfinished in self.path.glob(pattern):
                 with suppress(OSError):
