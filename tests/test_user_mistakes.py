@@ -14,10 +14,10 @@ import numpy as np
 import pytest
 import torch
 import torch.multiprocessing as multiprocessing
+from conftest import walk_until
 from PIL import Image
 from tensorboard.summary.writer.record_writer import RecordWriter
 from test_distributed import become_rank, free_port
-from test_resume import run_until
 
 import engine.step
 import train
@@ -27,7 +27,8 @@ from engine import checkpoint, run_folder
 from engine import ranks as parallel
 from engine.arguments import read_config
 from engine.checkpoint import CheckpointError
-from engine.watch import StoppedBySignal, stop_all_ranks
+from engine.ranks import StoppedBySignal
+from engine.watch import stop_all_ranks
 from metrics.health import NonFiniteWeights
 from scripts import predict
 
@@ -111,7 +112,7 @@ def test_a_state_that_is_not_finite_is_passed_over(toy_arguments, tmp_path, caps
     """Versions that did not look have left such files, after which the same command failed for ever."""
     arguments = toy_arguments(MIB, "train.last_step=0", "run.checkpoint_every=1")
     with pytest.raises(StoppedBySignal):
-        run_until(arguments, 3)
+        walk_until(arguments, 1)
     newest = tmp_path / "runs/run/resume.pt"
     state = checkpoint.load(newest)
     put(next(iter(state["parts"]["model"].values())), math.nan)
@@ -313,7 +314,7 @@ def test_one_image_at_a_time_is_refused_where_a_norm_needs_two(norm, toy_argumen
 
 def test_epochs_without_end_begin_at_once(toy_arguments, tmp_path):
     with pytest.raises(StoppedBySignal):
-        run_until(toy_arguments(f"train.epochs={10**15}"), 1)
+        walk_until(toy_arguments(f"train.epochs={10**15}"), 0)
     assert checkpoint.load(tmp_path / "runs/run/resume.pt")["position"]["iteration"] >= 1
 
 
