@@ -227,6 +227,7 @@ def scan(
     progress: bool = True,
     decode: bool = False,
     unnamed: str = "refuse",
+    between: Callable[[], object] | None = None,
 ) -> list[Finding]:
     """Look at every picture and mask; `decode` reads pictures to the last pixel, not just their first and last bytes."""
     if workers is None:

@@ -64,7 +64,7 @@ def test_a_signal_stops_a_run_that_only_scores(toy_arguments, toy_run, capsys):
 
 def test_a_signal_while_the_data_set_is_scanned_stops_the_run(toy_arguments, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(index, "CHUNK", 2)
-    signal_in(monkeypatch, index, "_classes_of", call=3)
+    signal_in(monkeypatch, index, "_look_at", call=3)
     assert train.main(toy_arguments()) == train.STOPPED_BY_SIGNAL
     assert "stopped while scanning the data set" in capsys.readouterr().err
     assert not (tmp_path / "runs").exists()
