@@ -6,6 +6,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from models.upsample import enlarge
+
 STRIDE = 16  # pictures are padded to a multiple of the largest output stride, never stretched to it
 
 
@@ -26,7 +28,7 @@ def predict(
     forward = (lambda x: _slide(model, x, window)) if window else (lambda x: _padded(model, x))
     if len(scales) == 1 and scales[0] == 1.0 and not flip:
         return forward(images)
-    size = images.shape[-2:]
+    size = (images.shape[-2], images.shape[-1])
     total = torch.zeros(())
     for scale in scales:
         scaled = images
@@ -35,11 +37,7 @@ def predict(
             scaled = F.interpolate(images, size=sides, mode="bilinear", antialias=True)
         for flipped in (False, True) if flip else (False,):
             scores = forward(scaled.flip(-1)).flip(-1) if flipped else forward(scaled)
-            scores = (
-                F.interpolate(scores, size=size, mode="bilinear") if scores.shape[-2:] != size else scores
-            )
-            scores = scores.softmax(dim=1)
-            total = total + scores
+            total = total + enlarge(scores, size).softmax(dim=1)
     return total / (len(scales) * (2 if flip else 1))
 
 

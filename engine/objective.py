@@ -18,7 +18,7 @@ from engine.placement import Placement
 from engine.ranks import Ranks
 from engine.run_folder import RunError
 from methods import Method, Update, Weights
-from methods.cpr import confidence
+from methods.losses.head import Pending
 from models.segmenter import Output, Segmenter
 
 Batch = tuple[Tensor, Tensor, Output | None]  # images, labels, what the teacher says
@@ -44,6 +44,8 @@ class Objective:
         self.evaluations = update.evaluations
         self.segmentation_loss: Callable[..., Any] = method.segmentation_loss
         self.retention_losses: Callable[..., Any] = method.retention_losses
+        # The fused losses enlarge the logits themselves, a piece at a time.
+        self.enlarged = config.train.losses != "fused"
         if config.train.losses == "compiled":
             self.segmentation_loss = torch.compile(method.segmentation_loss)
             self.retention_losses = torch.compile(method.retention_losses)
@@ -63,6 +65,8 @@ class Objective:
                 with self.student.no_sync() if alone else nullcontext():
                     segmentation, retention = self._terms(*batch)
                     loss = weights.learn * segmentation + weights.keep * sum(retention.values())
+                    if isinstance(loss, Pending):
+                        loss = loss.tensor  # all terms in one walk over the pixels
                     if backward:
                         self.scaler.scale(loss / self.num_parts).backward()
                 for name, value in {"seg": segmentation, **retention}.items():
@@ -77,7 +81,7 @@ class Objective:
             images, labels = self.place.images(images), self.place.labels(labels)
             target = None
             if self.teacher is not None:
-                target = ask(self.teacher, images, self.place)
+                target = ask(self.teacher, images, self.place, self.enlarged)
                 labels = self.method.targets(labels, target)
             if self.evaluations > 1:
                 kept.append((images, labels, target))
@@ -86,18 +90,18 @@ class Objective:
     def _terms(self, images: Tensor, labels: Tensor, target: Output | None) -> tuple[Tensor, Terms]:
         """l_seg and R by name."""
         with self.place.autocast():
-            output = self.student(images)
+            output = self.student(images, self.enlarged)
         segmentation = self.segmentation_loss(output.logits, labels)
         retention = self.retention_losses(output, target) if target is not None else {}
         check_terms(self.method, segmentation, retention)
         if self.beta:
-            segmentation = segmentation + self.beta * confidence(output.logits)
+            segmentation = segmentation + self.beta * self.method.losses.confidence(output.logits)
         return segmentation, retention
 
 
-def ask(teacher: Segmenter, images: Tensor, place: Placement) -> Output:
+def ask(teacher: Segmenter, images: Tensor, place: Placement, enlarged: bool = True) -> Output:
     with torch.no_grad(), place.autocast():
-        return teacher(images)
+        return teacher(images, enlarged)
 
 
 def check_terms(method: Method, segmentation: Any, retention: Any) -> None:
@@ -112,5 +116,5 @@ def check_terms(method: Method, segmentation: Any, retention: Any) -> None:
         refuse("retention_losses", retention, "a dict of scalar tensors by name")
     returned = {f"retention_losses[{name!r}]": value for name, value in retention.items()}
     for hook, value in {"segmentation_loss": segmentation, **returned}.items():
-        if not isinstance(value, Tensor) or value.dim() > 0:
+        if not isinstance(value, Pending) and (not isinstance(value, Tensor) or value.dim() > 0):
             refuse(hook, value, "a scalar tensor")

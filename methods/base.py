@@ -149,6 +149,7 @@ class WithObservers(Method):
 
     def __init__(self, method: Method, observers: Sequence[Method]):
         self.name, self.method, self.observers = method.name, method, observers
+        self.losses = method.losses
 
     def segmentation_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         return self.method.segmentation_loss(logits, labels)

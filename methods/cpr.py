@@ -7,12 +7,6 @@ pixel it goes over all classes known by then, background included; it is part of
 too; `method.entropy` is beta, and 0 leaves it out.
 """
 
-import math
+from methods.losses.plain import confidence
 
-from torch import Tensor
-
-
-def confidence(logits: Tensor) -> Tensor:
-    """KL(p || uniform) = log C - H(p), the mean over pixels."""
-    log_p = logits.log_softmax(dim=1)
-    return math.log(logits.shape[1]) + (log_p.exp() * log_p).sum(dim=1).mean()
+__all__ = ["confidence"]

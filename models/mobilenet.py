@@ -87,7 +87,7 @@ class DilatedDepthwise(nn.Conv2d):
             .reshape(d * d * batch, rows // d, columns // d, channels)
             .permute(0, 3, 1, 2)
         )
-        x = F.conv2d(x, self.weight, padding=1, groups=self.groups)
+        x = F.conv2d(x, self.weight, self.bias, padding=1, groups=self.groups)
         x = x.permute(0, 2, 3, 1).reshape(d, d, batch, rows // d, columns // d, channels)
         x = x.permute(2, 3, 0, 4, 1, 5).reshape(batch, rows, columns, channels).permute(0, 3, 1, 2)
         x = x[:, :, :height, :width]

@@ -14,7 +14,10 @@ from torch.nn import functional as F
 
 from models.backbone import build_backbone
 from models.deeplabv3 import DeepLabV3
+from models.folding import fold_norms
 from models.norm import make_norm
+from models.pointwise import use_pointwise
+from models.upsample import Enlarged, enlarge
 
 HEAD_DILATIONS = {8: (12, 24, 36), 16: (6, 12, 18)}
 POOLING_PIXELS = 512  # side of the image-pooling window in eval, in input pixels: the published crop
@@ -68,13 +71,16 @@ class Segmenter(nn.Module):
         new.bias.copy_(first.bias[:1].expand_as(new.bias))
 
     def frozen_copy(self) -> Segmenter:
-        """The teacher: a copy in eval mode, without gradients and without a process group."""
+        """The teacher: a copy in eval mode, its norms folded, without gradients and without a process group."""
         groups = (getattr(module, "group", None) for module in self.modules())
         # A process group cannot be copied; the memo tells deepcopy to put None in its place.
         teacher = copy.deepcopy(self, {id(group): None for group in groups if group is not None})
+        fold_norms(teacher)
+        use_pointwise(teacher)
         return teacher.eval().requires_grad_(False)
 
-    def forward(self, x: Tensor) -> Output:
+    def forward(self, x: Tensor, enlarged: bool = True) -> Output:
+        """With `enlarged` false the logits are enlarged when somebody asks, see models/upsample.py."""
         stages: list[Tensor] = []
         for features in self.body.stages(x):
             if self.returns_stages:
@@ -87,8 +93,9 @@ class Segmenter(nn.Module):
         logits = logits.contiguous()  # losses go class by class: faster with the channels apart
         if self.returns_stages:
             stages += [hidden, logits]
-        logits = F.interpolate(logits, size=x.shape[-2:], mode="bilinear", align_corners=False)
-        return Output(logits, features, tuple(stages))
+        size = (x.shape[-2], x.shape[-1])
+        whole: Any = enlarge(logits, size) if enlarged else Enlarged(logits, size)
+        return Output(whole, features, tuple(stages))
 
 
 def build_segmenter(

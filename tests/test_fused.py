@@ -2,12 +2,14 @@
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from data.protocols import IGNORE_INDEX
 from methods import METHODS, make_method
-from methods.losses import fused
+from methods.losses import fused, head
 from methods.losses import plain as losses
 from models import Output
+from models.upsample import Enlarged, enlarge
 
 SHAPE = (3, 7, 6, 5)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
@@ -122,27 +124,105 @@ def test_every_method_is_the_same_with_either(name):
     assert_same(objective(plain), objective(fast), student)
 
 
-def test_both_losses_share_one_sum():
-    student, teacher, labels = tensors(4, torch.float64)
-    student.requires_grad_()
-    assert fused.sum_up(student, 4) is fused.sum_up(student, 4)
-    assert fused.sum_up(student, 3) is not fused.sum_up(student, 4)
-    with torch.no_grad():
-        assert not fused.sum_up(student, 4).requires_grad
-    assert fused.sum_up(student, 4).requires_grad
-    for _ in range(2):  # the sum of a finished backward pass is not used again
-        fused.unbiased_cross_entropy(student, labels, 4).backward()
-    with torch.no_grad():
-        student += 1.0  # nor that of other values
-    total = fused.unbiased_cross_entropy(student, labels, 4) + 10 * fused.unbiased_distillation(
-        student, teacher
+SMALL, SIZE = (3, 7, 3, 2), (11, 9)
+PIECES = {"many images": 10**6, "an image": 7 * 11 * 9, "strips": 7 * 4 * 9, "rows": 1}
+
+
+def small_tensors(num_old: int, dtype: torch.dtype = torch.float64):
+    generator = torch.Generator().manual_seed(1)
+    student, teacher = (3 * torch.randn(2, *SMALL, generator=generator, dtype=torch.float64)).to(dtype)
+    labels = torch.randint(SMALL[1], (SMALL[0], *SIZE), generator=generator)
+    labels[torch.rand(labels.shape, generator=generator) < 0.2] = IGNORE_INDEX
+    return student.requires_grad_(), teacher[:, :num_old], labels
+
+
+def objective(method, student, teacher, labels, late: bool, entropy: float = 0.3):
+    """Terms by name, and the gradients of small logits and features of their weighed sum."""
+    make = Enlarged if late else enlarge
+    features = torch.linspace(-1, 1, 2 * 3 * 8 * 4 * 4, dtype=student.dtype).view(2, 3, 8, 4, 4)
+    ours = features[0].clone().requires_grad_()
+    outputs = [
+        Output(make(scores, SIZE), f, (f, scores))
+        for scores, f in ((student, ours), (teacher, features[1].cos()))
+    ]
+    segmentation = method.segmentation_loss(outputs[0].logits, labels)
+    segmentation = segmentation + entropy * method.losses.confidence(outputs[0].logits)
+    retention = method.retention_losses(*outputs)
+    loss = -1.5 * segmentation + 10 * sum(retention.values())
+    total = loss.tensor if isinstance(loss, head.Pending) else loss
+    gradients = torch.autograd.grad(total, (student, ours), allow_unused=True)
+    return {"seg": segmentation.detach(), **{k: v.detach() for k, v in retention.items()}}, gradients
+
+
+@pytest.mark.parametrize("piece", PIECES)
+@pytest.mark.parametrize("mean_over", ["all", "valid"])
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_has_the_same_terms_and_gradients_from_small_logits(name, mean_over, piece, monkeypatch):
+    monkeypatch.setitem(head.PIECE, "cpu", PIECES[piece])
+    student, teacher, labels = small_tensors(4)
+    results = []
+    for kind, late in (("plain", False), ("fused", True)):
+        method = make_method(name, mean_over, losses=kind)
+        method.num_old = 4
+        results.append(objective(method, student, teacher, labels, late))
+    torch.testing.assert_close(results[1], results[0], rtol=1e-12, atol=1e-12)
+
+
+def test_a_term_that_was_evaluated_in_a_sum_is_not_evaluated_again(monkeypatch):
+    student, teacher, labels = small_tensors(4)
+    late = Enlarged(student, SIZE)
+    one, other = (
+        fused.unbiased_cross_entropy(late, labels, 4),
+        fused.unbiased_distillation(late, Enlarged(teacher, SIZE)),
     )
-    expected = losses.unbiased_cross_entropy(student, labels, 4) + 10 * losses.unbiased_distillation(
-        student, teacher
-    )
-    torch.testing.assert_close(
-        torch.autograd.grad(total, student), torch.autograd.grad(expected, student), rtol=1e-12, atol=1e-12
-    )
+    total = one + 10 * other
+    assert isinstance(total, head.Pending)
+    value = total.tensor
+    monkeypatch.setattr(head, "evaluate", None)
+    torch.testing.assert_close(one.detach() + 10 * other.detach(), value.detach())
+
+
+def test_terms_of_the_head_can_be_used_as_any_tensor():
+    student, teacher, labels = small_tensors(4)
+    late, whole = Enlarged(student, SIZE), enlarge(student, SIZE)
+
+    def odd(logits):
+        loss = fused.cross_entropy(logits, labels)
+        kept = fused.distillation(logits, enlarge(teacher, SIZE))
+        return torch.stack([loss * kept, (2 - loss) / 3, loss.exp(), loss - kept]).sum()
+
+    results = [(odd(z).detach(), torch.autograd.grad(odd(z), student)) for z in (late, whole)]
+    torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
+
+
+class Watch(TorchDispatchMode):
+    """Remembers the operators that were called, and the size of the largest result."""
+
+    def __init__(self):
+        super().__init__()
+        self.names, self.largest = set(), 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self.names.add(function.overloadpacket.__name__)
+        if isinstance(result, torch.Tensor):
+            self.largest = max(self.largest, result.untyped_storage().nbytes() // result.element_size())
+        return result
+
+
+@pytest.mark.parametrize("name", ["ft", "lwf", "lwf_mc", "mib"])
+def test_no_full_size_scores_of_the_whole_batch_ever_exist(name, monkeypatch):
+    monkeypatch.setitem(head.PIECE, "cpu", 7 * 4 * 9)
+    student, teacher, labels = small_tensors(4)
+    method = make_method(name, losses="fused")
+    method.num_old = 4
+    with Watch() as watch:
+        objective(method, student, teacher, labels, late=True, entropy=0.0)
+    assert watch.largest < SMALL[0] * SMALL[1] * SIZE[0] * SIZE[1] / 2
+    assert not {n for n in watch.names if "scatter" in n or "nll" in n or "index_put" in n or "upsample" in n}
+    with Watch() as watch:
+        objective(make_method(name), student, teacher, labels, late=False)
+    assert watch.largest >= SMALL[0] * SMALL[1] * SIZE[0] * SIZE[1]
 
 
 def test_it_refuses_what_it_cannot_do():
@@ -155,7 +235,3 @@ def test_it_refuses_what_it_cannot_do():
     ):
         with pytest.raises(RuntimeError, match=r"train\.losses=plain"):
             torch.autograd.grad(loss, student, create_graph=True)
-    loss = fused.cross_entropy(student, labels)
-    loss.backward(retain_graph=True)
-    with pytest.raises(RuntimeError, match=r"train\.losses=plain"):
-        loss.backward()

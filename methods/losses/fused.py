@@ -1,31 +1,25 @@
-"""The losses of losses.py by hand: the same values and gradients several times faster, without their large temporaries.
+"""The losses of plain.py for the loss head: the same values and gradients, faster and without full-size temporaries.
 
-Both of MiB's losses see the old foreground classes almost only through one number per pixel, the log-sum of their scores.
-So these classes are summed up first (`_SumUp`), once for both losses; what remains is the formulas of losses.py on the few
-channels left, and one product with the teacher (`_Match`). Pictures are worked on one by one, so that their scores stay in
-the cache; each exponential is taken once, in what will become the gradient of the logits; the backward pass only scales it.
-Hence one backward pass and no second derivative: whoever needs more takes `train.losses=plain`.
+A loss of logits that are not enlarged yet is `Pending`, see head.py: it is evaluated together with the others. A loss of an
+ordinary tensor is evaluated at once, by the same code. No second derivative: whoever needs it takes `train.losses=plain`.
 """
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd import Function
+from torch.nn import functional as F
 
 from data.protocols import IGNORE_INDEX
-from methods.losses import plain as losses
-from methods.losses.plain import (
-    binary_cross_entropy,
-    binary_distillation,
-    feature_distillation,
-    local_pod,
-    num_pixels,
-)
+from methods.losses.head import ALL, BACKGROUND_OR_NEW, OLD, Pending, Piece, Term, maps
+from methods.losses.plain import feature_distillation, local_pod, num_pixels
+from models.upsample import Enlarged
 
 __all__ = [
     "binary_cross_entropy",
     "binary_distillation",
+    "confidence",
     "cross_entropy",
     "distillation",
     "feature_distillation",
@@ -37,139 +31,158 @@ __all__ = [
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, mean_over: str = "all") -> Tensor:
-    return _CrossEntropy.apply(logits, labels) / num_pixels(labels, mean_over)
+    return _noted(logits, _CrossEntropy(labels, num_pixels(labels, mean_over)))
 
 
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor, mean_over: str = "all") -> Tensor:
-    pictures = zip(logits.split(1), labels.split(1), strict=True)
-    totals = torch.stack([_CrossEntropy.apply(z, y) for z, y in pictures])
-    return (totals * weights).sum() / num_pixels(labels, mean_over)
+    return _noted(logits, _CrossEntropy(labels, num_pixels(labels, mean_over), weights=weights))
 
 
 def unbiased_cross_entropy(logits: Tensor, labels: Tensor, num_old: int, mean_over: str = "all") -> Tensor:
     if num_old == 1:
         return cross_entropy(logits, labels, mean_over)
-    shifted = (labels - (num_old - 2)).clamp(min=0)
-    few_labels = torch.where(labels == IGNORE_INDEX, labels, shifted)
-    return losses.unbiased_cross_entropy(sum_up(logits, num_old), few_labels, 2, mean_over)
+    return _noted(logits, _CrossEntropy(labels, num_pixels(labels, mean_over), num_old))
 
 
 def distillation(student: Tensor, teacher: Tensor) -> Tensor:
-    return unbiased_distillation(student[:, : teacher.shape[1]], teacher)
+    return _noted(student, _Distillation(teacher))
 
 
 def unbiased_distillation(student: Tensor, teacher: Tensor) -> Tensor:
-    """With q = softmax(teacher) summing to one, Eq. 8 is  lse(z) - q_0 lse(z_0, z_new) - sum_{1 <= c < num_old} q_c z_c."""
-    num_old = teacher.shape[1]
-    if num_old == 1:  # nothing but background
-        return losses.unbiased_distillation(student, teacher)
-    few = sum_up(student, num_old)
-    match, q_background = _Match.apply(student, teacher)
-    per_pixel = few.logsumexp(dim=1) - q_background * few[:, 1:].logsumexp(dim=1) - match
-    return per_pixel.mean() / num_old
+    return _noted(student, _UnbiasedDistillation(teacher))
 
 
-def sum_up(logits: Tensor, num_old: int) -> Tensor:
-    """(B, 2 + num_new, H, W): the log-sum of the old foreground classes, the background and the new classes.
-
-    It stays with the logits, for the next loss that asks.
-    """
-    key = num_old, logits._version, logits.requires_grad and torch.is_grad_enabled()
-    holder: Any = logits
-    known, few = getattr(holder, "_summed_up", (None, holder))
-    if known != key or (few.requires_grad and few.grad_fn.gradient is None):  # its backward pass is over
-        few = _SumUp.apply(logits, num_old)
-        holder._summed_up = key, few
-    return few
+def binary_cross_entropy(logits: Tensor, labels: Tensor, mean_over: str = "all") -> Tensor:
+    return _noted(logits, _BinaryCrossEntropy(labels, num_pixels(labels, mean_over)))
 
 
-class _SumUp(Function):
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, num_old: int) -> Tensor:
-        gradient = torch.empty_like(logits)
-        few = logits.new_empty(len(logits), 2 + logits.shape[1] - num_old, *logits.shape[2:])
-        scale = torch.empty_like(few[:, 0])
-        for d, z, f, s in zip(gradient, logits, few, scale, strict=True):
-            total = _exponentials(z[1:num_old], out=d[1:num_old], log_sum=f[0])
-            torch.reciprocal(total, out=s)
-            f[1] = z[0]
-            f[2:] = z[num_old:]
-        ctx.gradient, ctx.scale, ctx.num_old = gradient, scale, num_old
-        return few
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        gradient, num_old = _take_gradient(ctx), ctx.num_old
-        for d, share, s in zip(gradient, g, ctx.scale, strict=True):
-            d[0] = share[1]
-            d[1:num_old].mul_(share[0] * s)
-            d[num_old:] = share[2:]
-        return gradient, None
+def binary_distillation(student: Tensor, teacher: Tensor) -> Tensor:
+    return _noted(student, _BinaryDistillation(teacher))
 
 
-class _Match(Function):
-    """sum_{1 <= c < num_old} q_c z_c per pixel, and q_0."""
-
-    @staticmethod
-    def forward(ctx: Any, student: Tensor, teacher: Tensor) -> tuple[Tensor, Tensor]:
-        num_old = teacher.shape[1]
-        gradient = torch.empty_like(student)
-        match, q_background, scale = (torch.empty_like(student[:, 0]) for _ in range(3))
-        for d, z, t, m, q_0, s in zip(gradient, student, teacher, match, q_background, scale, strict=True):
-            q = d[:num_old]  # but for the scale
-            torch.reciprocal(_exponentials(t, out=q), out=s)
-            torch.mul(q[0], s, out=q_0)
-            torch.sum(q[1:] * z[1:num_old], 0, out=m).mul_(s)
-        ctx.gradient, ctx.scale, ctx.num_old = gradient, scale, num_old
-        ctx.mark_non_differentiable(q_background)
-        return match, q_background
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor, _: Tensor) -> tuple[Tensor, None]:
-        gradient = _take_gradient(ctx)
-        for d, share, s in zip(gradient, g, ctx.scale, strict=True):
-            d[0] = 0
-            d[1 : ctx.num_old].mul_(share * s)
-            d[ctx.num_old :] = 0
-        return gradient, None
+def confidence(logits: Tensor) -> Tensor:
+    return _noted(logits, _Confidence(logits.shape))
 
 
-class _CrossEntropy(Function):
-    """Sum over valid pixels of -log p_y."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: Tensor, labels: Tensor) -> Tensor:
-        gradient = torch.empty_like(logits)
-        total = logits.new_zeros(())
-        for d, z, y in zip(gradient, logits, labels, strict=True):
-            valid = y != IGNORE_INDEX
-            y = y.where(valid, 0)[None]
-            log_sum = torch.empty_like(z[0])
-            d *= valid / _exponentials(z, out=d, log_sum=log_sum)
-            d.scatter_add_(0, y, -valid.to(d.dtype)[None])
-            total += (log_sum - z.gather(0, y)[0]).where(valid, 0).sum()
-        ctx.gradient = gradient
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, g: Tensor) -> tuple[Tensor, None]:
-        return _take_gradient(ctx).mul_(g), None
+def _noted(logits: Any, term: Term) -> Any:
+    pending = Pending(logits, [(1.0, term)])
+    return pending if isinstance(logits, Enlarged) else pending.tensor
 
 
-def _exponentials(z: Tensor, out: Tensor, log_sum: Tensor | None = None) -> Tensor:
-    """exp(z - max) into `out`, log sum exp(z) into `log_sum`; returns the sum of `out`. All over the classes."""
-    largest = z.amax(0)
-    torch.sub(z, largest, out=out).exp_()
-    total = out.sum(0)
-    if log_sum is not None:
-        torch.log(total, out=log_sum).add_(largest)
-    return total
+class _CrossEntropy(Term):
+    """log-sum over all - z_y; if `num_old` is given, a label below it says "one of the old": log-sum over all - over the old."""
+
+    def __init__(
+        self, labels: Tensor, count: Tensor | int, num_old: int | None = None, weights: Tensor | None = None
+    ) -> None:
+        self.labels, self.count, self.num_old, self.weights = labels, count, num_old, weights
+
+    def visit(self, piece: Piece, images: slice, rows: slice, weight: float) -> Tensor:
+        labels, first = self.labels[images, rows], self.num_old or 0
+        valid, named = labels != IGNORE_INDEX, _named(labels, first)
+        factor = valid.to(piece.scores.dtype) / self.count
+        if self.weights is not None:
+            factor = factor * self.weights[images, None, None]
+        target = piece.scores.gather(1, labels.where(named, 0)[:, None])[:, 0]
+        if first:
+            target = torch.where(named, target, piece.log_sum(OLD))
+            piece.add(OLD, -weight * factor.masked_fill(named, 0.0))
+        piece.add(ALL, weight * factor)
+        piece.subtract(*_one_hot(labels, first, piece.scores, weight * factor))
+        return ((piece.log_sum(ALL) - target) * factor).sum()
 
 
-def _take_gradient(ctx: Any) -> Tensor:
-    if torch.is_grad_enabled():  # create_graph=True: the second derivative would silently lack these terms
-        raise RuntimeError("the fused losses cannot be differentiated twice: set train.losses=plain")
-    if ctx.gradient is None:
-        raise RuntimeError("the fused losses allow one backward pass: set train.losses=plain for more")
-    gradient, ctx.gradient = ctx.gradient, None
-    return gradient
+class _Distillation(Term):
+    """With q = softmax(teacher) summing to one:  log-sum over the old - sum_{c < num_old} q_c z_c."""
+
+    def __init__(self, teacher: Any) -> None:
+        self.teacher = maps(teacher)
+        self.num_old = self.teacher.shape[1]
+        self.count = self.num_old * _num_pixels(self.teacher.shape)
+
+    def visit(self, piece: Piece, images: slice, rows: slice, weight: float) -> Tensor:
+        q, old = self.teacher.piece(images, rows).softmax(dim=1), slice(0, self.num_old)
+        piece.add(OLD, weight / self.count)
+        piece.subtract(old, q, weight / self.count)
+        return (piece.log_sum(OLD).sum() - _dot(q, piece.scores[:, old])) / self.count
+
+
+class _UnbiasedDistillation(_Distillation):
+    """log-sum over all - q_0 log-sum over background and new - sum_{1 <= c < num_old} q_c z_c."""
+
+    def visit(self, piece: Piece, images: slice, rows: slice, weight: float) -> Tensor:
+        q, foreground = self.teacher.piece(images, rows).softmax(dim=1), slice(1, self.num_old)
+        piece.add(ALL, weight / self.count)
+        piece.add(BACKGROUND_OR_NEW, q[:, 0] * (-weight / self.count))
+        piece.subtract(foreground, q[:, 1:], weight / self.count)
+        log_sums = piece.log_sum(ALL) - q[:, 0] * piece.log_sum(BACKGROUND_OR_NEW)
+        return (log_sums.sum() - _dot(q[:, 1:], piece.scores[:, foreground])) / self.count
+
+
+class _BinaryCrossEntropy(Term):
+    """sum_c log(1 + exp z_c) - z_y."""
+
+    def __init__(self, labels: Tensor, count: Tensor | int) -> None:
+        self.labels, self.count = labels, count
+
+    def visit(self, piece: Piece, images: slice, rows: slice, weight: float) -> Tensor:
+        labels, z = self.labels[images, rows], piece.scores
+        valid = labels != IGNORE_INDEX
+        factor = valid.to(z.dtype) / self.count
+        target = z.gather(1, labels.where(valid, 0)[:, None])[:, 0]
+        piece.subtract(slice(None), z.sigmoid().mul_(factor[:, None]), -weight)
+        piece.subtract(*_one_hot(labels, 0, z, weight * factor))
+        return ((-F.logsigmoid(-z).sum(dim=1) - target) * factor).sum()
+
+
+class _BinaryDistillation(Term):
+    """sum_{c < num_old} log(1 + exp z_c) - q_c z_c, with q the sigmoids of the teacher."""
+
+    def __init__(self, teacher: Any) -> None:
+        self.teacher = maps(teacher)
+        self.count = _num_pixels(self.teacher.shape)
+
+    def visit(self, piece: Piece, images: slice, rows: slice, weight: float) -> Tensor:
+        old = slice(0, self.teacher.shape[1])
+        q, z = self.teacher.piece(images, rows).sigmoid(), piece.scores[:, old]
+        piece.subtract(old, q - z.sigmoid(), weight / self.count)
+        return (-F.logsigmoid(-z).sum() - _dot(q, z)) / self.count
+
+
+class _Confidence(Term):
+    """log C + sum_c p_c log p_c."""
+
+    def __init__(self, shape: torch.Size) -> None:
+        self.num_classes, self.count = shape[1], _num_pixels(shape)
+
+    def visit(self, piece: Piece, images: slice, rows: slice, weight: float) -> Tensor:
+        log_p = piece.scores - piece.log_sum(ALL)[:, None]
+        p = log_p.exp()
+        negative_entropy = (p * log_p).sum(dim=1)
+        piece.subtract(slice(None), p.mul_(log_p.sub_(negative_entropy[:, None])), -weight / self.count)
+        return (negative_entropy + math.log(self.num_classes)).sum() / self.count
+
+
+# ------------------------------------------------------------------------------------------------------------- pieces
+
+
+def _num_pixels(shape: torch.Size) -> int:
+    num_images, _, height, width = shape
+    return num_images * height * width
+
+
+def _named(labels: Tensor, first: int) -> Tensor:
+    """Where a label names a class from `first` on."""
+    return (labels >= first) & (labels != IGNORE_INDEX)
+
+
+def _one_hot(labels: Tensor, first: int, scores: Tensor, factor: Tensor) -> tuple[slice, Tensor]:
+    """The classes from `first` on, and the factor at the class of each pixel's label, 0 elsewhere."""
+    classes = torch.arange(first, scores.shape[1], device=labels.device)
+    hits = labels[:, None] == classes[:, None, None]
+    return slice(first, None), torch.where(hits, factor[:, None], 0.0)
+
+
+def _dot(one: Tensor, other: Tensor) -> Tensor:
+    """The sum of all products, without a tensor of them."""
+    return (one.flatten(1)[:, None] @ other.flatten(1)[:, :, None]).sum()

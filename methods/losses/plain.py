@@ -5,6 +5,7 @@ Shapes: `logits` and `student` are (B, C, H, W) with C = C_old + C_new, backgrou
 builds a probability tensor over all C classes.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -74,6 +75,12 @@ def binary_distillation(student: Tensor, teacher: Tensor) -> Tensor:
     """LwF-MC: sum over old classes of BCE(student, sigmoid(teacher)), averaged over pixels."""
     old = student[:, : teacher.shape[1]]
     return F.binary_cross_entropy_with_logits(old, teacher.sigmoid(), reduction="none").sum(dim=1).mean()
+
+
+def confidence(logits: Tensor) -> Tensor:
+    """CPR: KL(p || uniform) = log C - H(p), averaged over pixels."""
+    log_p = logits.log_softmax(dim=1)
+    return math.log(logits.shape[1]) + (log_p.exp() * log_p).sum(dim=1).mean()
 
 
 def feature_distillation(student: Tensor, teacher: Tensor) -> Tensor:

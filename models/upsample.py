@@ -1,0 +1,94 @@
+"""Bilinear enlargement as two matrix products: what F.interpolate computes, deterministic on every device and faster."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from functools import cached_property, lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+
+@lru_cache(maxsize=256)
+def interpolation(length: int, new_length: int, device: torch.device, dtype: torch.dtype) -> Tensor:
+    """The matrix (new_length, length) of F.interpolate(mode="bilinear", align_corners=False) along one side."""
+    with (
+        torch.inference_mode(False),
+        torch.no_grad(),
+    ):  # evaluation may ask first, and training keeps it for backward
+        centres = (torch.arange(new_length, dtype=torch.float64) + 0.5) * (length / new_length) - 0.5
+        places = centres.clamp(0, length - 1)[:, None]
+        distances = (places - torch.arange(length)).abs()
+        return (1 - distances).clamp(min=0).to(device, dtype)
+
+
+def interpolations(x: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
+    """The matrices of the rows and of the columns that give maps (..., H, W) another size."""
+    rows, columns = (
+        interpolation(*sides, x.device, x.dtype) for sides in zip(x.shape[-2:], size, strict=True)
+    )
+    return rows, columns
+
+
+def enlarge(x: Tensor, size: tuple[int, int]) -> Tensor:
+    """Maps (..., h, w) at another size; equal to bilinear interpolation without antialiasing, smaller sizes too."""
+    if x.shape[-2:] == size:
+        return x
+    rows, columns = interpolations(x, size)
+    with _full_precision(x.device.type):
+        return (rows @ x) @ columns.mT
+
+
+def _full_precision(device: str) -> AbstractContextManager:
+    return nullcontext() if device == "meta" else torch.autocast(device, enabled=False)
+
+
+class Late:
+    """Stands for a tensor that is made when something is done with it which only a tensor can do."""
+
+    @cached_property
+    def tensor(self) -> Tensor:
+        raise NotImplementedError
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):  # a protocol that is not ours: copying, pickling
+            raise AttributeError(name)
+        return getattr(self.tensor, name)
+
+    def __len__(self) -> int:
+        return len(self.tensor)
+
+    def __getitem__(self, place: Any) -> Tensor:
+        return self.tensor[place]
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return function(*_made(args), **_made(kwargs or {}))
+
+
+def _made(values: Any) -> Any:
+    """The values with their tensors made, however they are nested."""
+    return tree_map_only(Late, lambda late: late.tensor, values)
+
+
+def _operator(name: str) -> Any:
+    return lambda self, *others: getattr(self.tensor, name)(*_made(others))
+
+
+OPERATORS = "add radd sub rsub mul rmul truediv rtruediv pow rpow matmul neg lt le gt ge eq ne"
+for _name in OPERATORS.split():  # Python looks them up in the class, past __getattr__
+    setattr(Late, f"__{_name}__", _operator(f"__{_name}__"))
+
+
+class Enlarged(Late):
+    """Small maps (B, C, h, w) that stand for maps of another size: losses that can, work on pieces of these."""
+
+    def __init__(self, small: Tensor, size: tuple[int, int]) -> None:
+        self.small = small
+        self.shape = torch.Size((*small.shape[:-2], *size))
+
+    @cached_property
+    def tensor(self) -> Tensor:
+        return enlarge(self.small, (self.shape[-2], self.shape[-1]))

@@ -1,0 +1,75 @@
+"""The teacher, whose norms are folded into its convolutions, against the network it was made from."""
+
+import copy
+
+import pytest
+import torch
+from conftest import mostly_slow
+
+from models import build_segmenter
+from models.segmenter import BODIES
+
+NORMS = ["abn", "abn_lean", "iabn"]
+
+
+def trained(body: str, norm: str = "abn", stride: int = 16):
+    """A network whose norms have statistics, weights of either sign and biases."""
+    torch.manual_seed(0)
+    network = build_segmenter(body, norm=norm, output_stride=stride, head_channels=8)
+    network.add_classes(3)
+    network.add_classes(2)
+    for module in network.modules():
+        if hasattr(module, "running_mean"):
+            for tensor, low in ((module.weight, -1.5), (module.bias, -1.0), (module.running_mean, -1.0)):
+                tensor.data.uniform_(low, 1.5)
+            module.running_var.uniform_(0.5, 2.0)
+    network.returns_stages = True
+    return network
+
+
+def outputs(network, x):
+    with torch.no_grad():
+        logits, features, stages = network(x)
+    return [logits, features, *stages]
+
+
+def as_before(network):
+    """The teacher with its norms as they are."""
+    return copy.deepcopy(network).eval().requires_grad_(False)
+
+
+@pytest.mark.parametrize("stride", [8, 16])
+@pytest.mark.parametrize("body", mostly_slow(BODIES, fast=("resnet_tiny", "mobilenet_v2")))
+def test_a_teacher_says_what_its_network_says(body, stride, double_precision):
+    network, x = trained(body, stride=stride), torch.randn(2, 3, 48, 40)
+    teacher = network.frozen_copy()
+    assert not any(hasattr(module, "running_mean") for module in teacher.modules())
+    assert any(hasattr(module, "running_mean") for module in network.modules())
+    torch.testing.assert_close(outputs(teacher, x), outputs(as_before(network), x), rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("norm", NORMS)
+@pytest.mark.parametrize("body", ["resnet_tiny", "mobilenet_v2"])
+def test_a_teacher_says_the_same_with_channels_last_and_every_norm(body, norm):
+    layout = torch.channels_last
+    if norm == "iabn":
+        pytest.importorskip("inplace_abn")
+        layout = torch.contiguous_format  # its kernels do not take every channels-last tensor
+    network = trained(body, norm).to(memory_format=layout)
+    x = torch.randn(2, 3, 48, 40).contiguous(memory_format=layout)
+    teacher = network.frozen_copy().to(memory_format=layout)
+    for ours, theirs in zip(outputs(teacher, x), outputs(as_before(network), x), strict=True):
+        scale = theirs.abs().max()
+        torch.testing.assert_close(ours / scale, theirs / scale, rtol=0, atol=2e-5)
+
+
+def test_a_teacher_runs_in_half_precision():
+    network = trained("resnet_tiny").to(memory_format=torch.channels_last)
+    x = torch.randn(2, 3, 48, 40).contiguous(memory_format=torch.channels_last)
+    teacher, exact = network.frozen_copy(), outputs(as_before(network), x)
+    with torch.autocast("cpu", torch.bfloat16):
+        folded, before = outputs(teacher, x), outputs(as_before(network), x)
+    assert folded[0].dtype == torch.float32
+    for ours, theirs, wanted in zip(folded, before, exact, strict=True):
+        error = (ours.float() - wanted).abs().mean()
+        assert error <= 1.5 * (theirs.float() - wanted).abs().mean() + 1e-6
