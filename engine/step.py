@@ -160,7 +160,7 @@ def begin_step(run: Run, step: Step) -> tuple[Segmenter, Segmenter | None, Metho
         model, state = load_step(run, run.steps[step.index - 1])
         load_method_state(method, state["methods"], step)
         if method.needs_teacher:
-            teacher = run.place.arrange(model.frozen_copy())
+            teacher = run.place.arrange(model.teacher())
             teacher.returns_stages = method.needs_stages
         model.add_classes(step.num_new)
         method.init_classifier(model)

@@ -33,7 +33,7 @@ def fold_norms(network: nn.Module) -> None:
 def _norms_after_convs(module: Any) -> Iterator[tuple[list[nn.Conv2d], str]]:
     """The convolutions whose outputs, side by side or added up, a norm is given; and the name of the norm."""
     if isinstance(module, DeepLabV3):
-        yield [*module.map_convs], "map_bn"  # type: ignore[list-item]  # a ModuleList is one of any modules
+        yield [*module.map_convs], "map_bn"
         yield [module.global_pooling_conv], "global_pooling_bn"
         yield [module.red_conv, module.pool_red_conv], "red_bn"
         return

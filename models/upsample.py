@@ -18,9 +18,11 @@ def interpolation(length: int, new_length: int, device: torch.device, dtype: tor
         torch.inference_mode(False),
         torch.no_grad(),
     ):  # evaluation may ask first, and training keeps it for backward
-        centres = (torch.arange(new_length, dtype=torch.float64) + 0.5) * (length / new_length) - 0.5
+        centres = (torch.arange(new_length, dtype=torch.float64, device="cpu") + 0.5) * (
+            length / new_length
+        ) - 0.5
         places = centres.clamp(0, length - 1)[:, None]
-        distances = (places - torch.arange(length)).abs()
+        distances = (places - torch.arange(length, device="cpu")).abs()
         return (1 - distances).clamp(min=0).to(device, dtype)
 
 

@@ -89,7 +89,9 @@ def count() -> tuple[int, int, int]:
                 module.register_forward_hook(lambda _m, _i, out: sizes.append(out.numel()))
         counter = FlopCounterMode(display=False)
         with counter:
-            model(torch.empty(2, 3, CROP, CROP))  # the pooled norm wants more than one picture
+            model(
+                torch.empty(2, 3, CROP, CROP), enlarged=False
+            )  # the pooled norm wants more than one picture
     parameters = sum(p.numel() for p in model.parameters())
     return counter.get_total_flops() // 2, parameters, 4 * sum(sizes) // 2
 

@@ -1,7 +1,5 @@
 """The teacher, whose norms are folded into its convolutions, against the network it was made from."""
 
-import copy
-
 import pytest
 import torch
 from conftest import mostly_slow
@@ -33,19 +31,15 @@ def outputs(network, x):
     return [logits, features, *stages]
 
 
-def as_before(network):
-    """The teacher with its norms as they are."""
-    return copy.deepcopy(network).eval().requires_grad_(False)
-
-
 @pytest.mark.parametrize("stride", [8, 16])
 @pytest.mark.parametrize("body", mostly_slow(BODIES, fast=("resnet_tiny", "mobilenet_v2")))
 def test_a_teacher_says_what_its_network_says(body, stride, double_precision):
     network, x = trained(body, stride=stride), torch.randn(2, 3, 48, 40)
-    teacher = network.frozen_copy()
+    teacher = network.teacher()
     assert not any(hasattr(module, "running_mean") for module in teacher.modules())
-    assert any(hasattr(module, "running_mean") for module in network.modules())
-    torch.testing.assert_close(outputs(teacher, x), outputs(as_before(network), x), rtol=1e-10, atol=1e-10)
+    assert any(hasattr(module, "running_mean") for module in network.modules())  # which is left as it was
+    assert not any(parameter.requires_grad for parameter in teacher.parameters())
+    torch.testing.assert_close(outputs(teacher, x), outputs(network.frozen_copy(), x), rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("norm", NORMS)
@@ -57,8 +51,8 @@ def test_a_teacher_says_the_same_with_channels_last_and_every_norm(body, norm):
         layout = torch.contiguous_format  # its kernels do not take every channels-last tensor
     network = trained(body, norm).to(memory_format=layout)
     x = torch.randn(2, 3, 48, 40).contiguous(memory_format=layout)
-    teacher = network.frozen_copy().to(memory_format=layout)
-    for ours, theirs in zip(outputs(teacher, x), outputs(as_before(network), x), strict=True):
+    teacher = network.teacher().to(memory_format=layout)
+    for ours, theirs in zip(outputs(teacher, x), outputs(network.frozen_copy(), x), strict=True):
         scale = theirs.abs().max()
         torch.testing.assert_close(ours / scale, theirs / scale, rtol=0, atol=2e-5)
 
@@ -66,9 +60,9 @@ def test_a_teacher_says_the_same_with_channels_last_and_every_norm(body, norm):
 def test_a_teacher_runs_in_half_precision():
     network = trained("resnet_tiny").to(memory_format=torch.channels_last)
     x = torch.randn(2, 3, 48, 40).contiguous(memory_format=torch.channels_last)
-    teacher, exact = network.frozen_copy(), outputs(as_before(network), x)
+    teacher, exact = network.teacher(), outputs(network.frozen_copy(), x)
     with torch.autocast("cpu", torch.bfloat16):
-        folded, before = outputs(teacher, x), outputs(as_before(network), x)
+        folded, before = outputs(teacher, x), outputs(network.frozen_copy(), x)
     assert folded[0].dtype == torch.float32
     for ours, theirs, wanted in zip(folded, before, exact, strict=True):
         error = (ours.float() - wanted).abs().mean()
