@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -10,7 +11,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from models.deeplabv3 import DeepLabV3
-from models.norm import LEAKY_SLOPE
+from models.norm import ACTIVATIONS, LEAKY_SLOPE
+from models.resnet import BasicBlock, Bottleneck, ResNet
 
 
 class Activation(nn.Module):
@@ -31,34 +33,42 @@ def fold_norms(network: nn.Module) -> None:
 
 
 def _norms_after_convs(module: Any) -> Iterator[tuple[list[nn.Conv2d], str]]:
-    """The convolutions whose outputs, side by side or added up, a norm is given; and the name of the norm."""
+    """The convolutions whose outputs, side by side or added up, a norm is given; and the name of the norm.
+
+    Only of modules of which we know in which order they call their parts. What other backbones do is left as it is.
+    """
+    children = dict(module.named_children())
+    pairs: list[tuple[str, str]] = []
     if isinstance(module, DeepLabV3):
         yield [*module.map_convs], "map_bn"
-        yield [module.global_pooling_conv], "global_pooling_bn"
         yield [module.red_conv, module.pool_red_conv], "red_bn"
-        return
-    children = dict(module.named_children())
-    if isinstance(module, nn.Sequential):
-        pairs = list(zip(children, list(children)[1:], strict=False))
-    else:  # torchvision's names in the blocks of a ResNet
+        pairs = [("global_pooling_conv", "global_pooling_bn")]
+    elif isinstance(module, ResNet | BasicBlock | Bottleneck):
         pairs = [(name, name.replace("conv", "bn")) for name in children if name.startswith("conv")]
+    elif type(module).forward is nn.Sequential.forward:
+        pairs = list(pairwise(children))
     for conv, norm in pairs:
-        if isinstance(children[conv], nn.Conv2d) and hasattr(children.get(norm), "running_mean"):
+        if isinstance(children[conv], nn.Conv2d) and _is_ours(children[norm]):
             yield [children[conv]], norm
 
 
+def _is_ours(norm: nn.Module) -> bool:
+    """Whether it scales by |weight| + eps: the norms of torch do not."""
+    return hasattr(norm, "running_mean") and getattr(norm, "activation", None) in ACTIVATIONS
+
+
 def _fold(convs: list[nn.Conv2d], norm: Any) -> None:
-    double = [t.double() for t in (norm.weight, norm.bias, norm.running_mean, norm.running_var)]
-    weight, bias, mean, var = double
+    tensors = norm.weight, norm.bias, norm.running_mean, norm.running_var
+    weight, bias, mean, var = (tensor.double() for tensor in tensors)
     scale = (weight.abs() + norm.eps) * torch.rsqrt(var + norm.eps)
     shift = bias - mean * scale
-    added_up = len(convs) > 1 and convs[0].out_channels == len(scale)
-    start = 0
-    for conv in convs:
-        channels = slice(0, None) if added_up else slice(start, start + conv.out_channels)
-        start += conv.out_channels
-        folded = conv.weight.double() * scale[channels].view(-1, 1, 1, 1)
-        dtype, trained = conv.weight.dtype, conv.weight.requires_grad
-        conv.weight = nn.Parameter(folded.to(dtype), requires_grad=trained)
-        if not added_up or conv is convs[0]:
-            conv.bias = nn.Parameter(shift[channels].to(dtype), requires_grad=trained)
+    if sum(conv.out_channels for conv in convs) == len(scale):  # side by side
+        sizes = [conv.out_channels for conv in convs]
+        scales, shifts = list(scale.split(sizes)), list(shift.split(sizes))
+    else:  # added up
+        scales, shifts = [scale] * len(convs), [shift] + [torch.zeros_like(shift)] * (len(convs) - 1)
+    for conv, scale_, shift_ in zip(convs, scales, shifts, strict=True):
+        if conv.bias is not None:
+            shift_ = shift_ + conv.bias.double() * scale_
+        conv.weight = nn.Parameter((conv.weight.double() * scale_.view(-1, 1, 1, 1)).to(conv.weight.dtype))
+        conv.bias = nn.Parameter(shift_.to(conv.weight.dtype))

@@ -82,7 +82,7 @@ class Segmenter(nn.Module):
         teacher = self.frozen_copy()
         fold_norms(teacher)
         use_pointwise(teacher)
-        return teacher
+        return teacher.requires_grad_(False)
 
     def forward(self, x: Tensor, enlarged: bool = True) -> Output:
         """With `enlarged` false the logits are enlarged when somebody asks, see models/upsample.py."""
