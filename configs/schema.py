@@ -180,6 +180,7 @@ class MethodConfig(Section):
     entropy: NonNegative
     options: Options
     also_observe: Annotated[tuple[Text, ...], Strict(False)]
+    memory: Count
 
 
 class PhaseConfig(Section):

@@ -20,6 +20,7 @@ def read_config(arguments: list[str]) -> Config:
     overrides = [a for a in arguments if "=" in a]
     config = load_config(overlays, overrides, REGISTRIES)
     check_observers(config)
+    check_memory(config)
     strength = config.method.strength
     if strength is None:
         strength = published_strength(config.method.name, config.data.protocol)
@@ -35,6 +36,18 @@ def check_observers(config: Config) -> None:
         raise ConfigError(
             [
                 f"method.also_observe: step 0 of {config.method.name} has an objective of its own; leave the list empty"
+            ]
+        )
+
+
+def check_memory(config: Config) -> None:
+    """Raise ConfigError for a memory that the method would not use."""
+    name, size = config.method.name, config.method.memory
+    if size and METHODS[name].memory is None:
+        able = ", ".join(other for other in METHODS if METHODS[other].memory) or "none"
+        raise ConfigError(
+            [
+                f"method.memory: {size} images are kept, but method.name {name} uses none; those that do: {able}"
             ]
         )
 

@@ -21,7 +21,8 @@ from methods import Method, Update, Weights
 from methods.losses.head import Pending
 from models.segmenter import Output, Segmenter
 
-Batch = tuple[Tensor, Tensor, Output | None]  # images, labels, what the teacher says
+# Images, labels, what the teacher says, and which of the images come from the memory (on the CPU: nothing waits for a GPU).
+Batch = tuple[Tensor, Tensor, Output | None, Tensor | None]
 Terms = dict[str, Tensor]
 
 
@@ -77,26 +78,41 @@ class Objective:
 
     def _micro_batches(self, kept: list[Batch]) -> Iterator[Batch]:
         for _ in range(self.num_parts):
-            images, labels = next(self.batches)
+            images, labels, *rest = next(self.batches)
             images, labels = self.place.images(images), self.place.labels(labels)
             target = None
             if self.teacher is not None:
                 target = ask(self.teacher, images, self.place, self.enlarged)
                 labels = self.method.targets(labels, target)
             if self.evaluations > 1:
-                kept.append((images, labels, target))
-            yield images, labels, target
+                kept.append((images, labels, target, *(rest or [None])))
+            yield images, labels, target, *(rest or [None])
 
-    def _terms(self, images: Tensor, labels: Tensor, target: Output | None) -> tuple[Tensor, Terms]:
+    def _terms(
+        self, images: Tensor, labels: Tensor, target: Output | None, remembered: Tensor | None
+    ) -> tuple[Tensor, Terms]:
         """l_seg and R by name."""
         with self.place.autocast():
             output = self.student(images, self.enlarged)
-        segmentation = self.segmentation_loss(output.logits, labels)
+        segmentation = self._segmentation(output.logits, labels, remembered)
         retention = self.retention_losses(output, target) if target is not None else {}
         check_terms(self.method, segmentation, retention)
         if self.beta:
             segmentation = segmentation + self.beta * self.method.losses.confidence(output.logits)
         return segmentation, retention
+
+    def _segmentation(self, logits: Tensor, labels: Tensor, remembered: Tensor | None) -> Tensor:
+        """l_seg; where a method has a loss of its own for the memory, the mean over the images of both."""
+        if remembered is None or type(self.method).memory_loss is Method.memory_loss:
+            return self.segmentation_loss(logits, labels)
+        losses = {False: self.segmentation_loss, True: self.method.memory_loss}
+        places = {kind: (remembered == kind).nonzero()[:, 0].to(labels.device) for kind in losses}
+        terms = [
+            loss(logits[places[kind]], labels[places[kind]]) * (len(places[kind]) / len(labels))
+            for kind, loss in losses.items()
+            if len(places[kind])
+        ]
+        return sum(terms[1:], terms[0])
 
 
 def ask(teacher: Segmenter, images: Tensor, place: Placement, enlarged: bool = True) -> Output:

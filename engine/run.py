@@ -1,7 +1,7 @@
 """A run: what every part of it needs to know. `prepare` finds everything that can be wrong before the first iteration."""
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,6 +15,7 @@ from data import Dataset, load_dataset
 from data.incremental import check_steps, select_train
 from data.index import content_digest, read_index
 from data.loaders import iterations_per_epoch, micro_batch_size
+from data.memory import Kept, choose_memory
 from data.protocols import Step, configured_steps
 from engine import identity
 from engine.arguments import without_effect
@@ -34,7 +35,7 @@ from engine.results import changed_lists, environment, figures_by_step, steps_as
 from engine.run_folder import RunError, RunFolder
 from engine.scores import drop_from, evaluation_name, scores_of
 from engine.start import settle_start
-from methods import AlterSGD, Descent, make_phase
+from methods import METHODS, AlterSGD, Descent, make_phase
 from tracking.tracker import Trackers, make_trackers
 
 T = TypeVar("T")
@@ -60,6 +61,7 @@ class Run:
     board: Trackers
     results: dict
     evaluation: str | None = None  # the name of a setting for scores that is not the run's own
+    memory: list[list[Kept]] = field(default_factory=list)  # of each step, if the run has a memory
 
     @cached_property
     def scores(self) -> list[dict]:
@@ -76,6 +78,15 @@ class Run:
         """The last one asked for."""
         return steps_asked_for(self.config.train.model_dump(), len(self.steps)) - 1
 
+    def remembered(self, step: Step) -> list[Kept]:
+        """The images of earlier steps that come back in the step."""
+        return self.memory[step.index] if self.memory else []
+
+    def num_images(self, step: Step) -> int:
+        """Images of an epoch. Those that make half of every batch do not lengthen it."""
+        is_longer = METHODS[self.config.method.name].memory == "concatenated"
+        return len(self.train_images[step.index]) + is_longer * len(self.remembered(step))
+
     @cached_property
     def place(self) -> Placement:
         return Placement.of(self.config.train, self.ranks.device)
@@ -87,13 +98,11 @@ class Run:
 
     def epoch(self, step: Step) -> int:
         """Iterations of an epoch of the step."""
-        return iterations_per_epoch(
-            len(self.train_images[step.index]), self.config.train.batch_size, step.index
-        )
+        return iterations_per_epoch(self.num_images(step), self.config.train.batch_size, step.index)
 
     def iterations(self, step: Step) -> int:
         """T: optimizer updates in a step."""
-        return iterations_of(self.config.train, len(self.train_images[step.index]), step.index)
+        return iterations_of(self.config.train, self.num_images(step), step.index)
 
     def iterations_before(self, step: Step) -> int:
         return sum(self.iterations(earlier) for earlier in self.steps[: step.index])
@@ -176,7 +185,23 @@ def prepare(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
         old=[dataset.class_names[c] for c in steps[0].seen],
         new=[dataset.class_names[c] for step in steps[1:] for c in step.new],
     )
-    run = Run(config, ranks, stop, folder, dataset, steps, chosen, test_classes, board, results, evaluation)
+    memory = memories(config, train_classes, chosen, steps)
+    run = Run(
+        *(
+            config,
+            ranks,
+            stop,
+            folder,
+            dataset,
+            steps,
+            chosen,
+            test_classes,
+            board,
+            results,
+            evaluation,
+            memory,
+        )
+    )
     # A tracker that is new does not know the steps that came with train.start_from.
     board.catch_up((result, run.iterations_until(steps[result["step"]])) for result in run.scores)
     iterations = [run.iterations(step) for step in steps]  # raises if a step has fewer images than a batch
@@ -189,6 +214,14 @@ def prepare(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
         f"iterations {' + '.join(map(str, iterations))}"
     )
     return run
+
+
+def memories(
+    config: Config, train_classes: list[frozenset[int]], chosen: list[list[int]], steps: list[Step]
+) -> list[list[Kept]]:
+    """What each step remembers, if the run has a memory at all."""
+    size, seed = config.method.memory, config.train.seed
+    return [choose_memory(train_classes, chosen, steps, step, size, seed) for step in steps] if size else []
 
 
 def check_norms(config: Config, world: int) -> None:

@@ -12,6 +12,7 @@ from tqdm import tqdm
 from configs.schema import dump_config
 from data.incremental import StepDataset, train_table
 from data.loaders import train_loader
+from data.memory import ReplayDataset
 from data.protocols import Step
 from data.transforms import train_transform
 from engine import checkpoint, identity
@@ -22,7 +23,7 @@ from engine.ranks import agree, gather_objects, wrap
 from engine.run import Run
 from engine.run_folder import RunError
 from engine.watch import Watch, not_to_be_saved, stop_all_ranks
-from methods import Descent, Method, Update, Weights, WithObservers, make_method, make_update
+from methods import METHODS, Descent, Method, Update, Weights, WithObservers, make_method, make_update
 from models.pretrained import load_body_weights
 from models.segmenter import Output, Segmenter, build_segmenter
 from tracking.progress import Progress, bar_place
@@ -181,14 +182,10 @@ def begin_step(run: Run, step: Step) -> tuple[Segmenter, Segmenter | None, Metho
 def step_loader(run: Run, step: Step, *, iterations: range, batch_of: Callable[[int], int]) -> DataLoader:
     """The batches of the given iterations of a step."""
     config, ranks = run.config, run.ranks
-    data = StepDataset(
-        [run.dataset.train[i] for i in run.train_images[step.index]],
-        train_table(step, config.data.mode, config.data.void, run.dataset.num_classes),
-        train_transform(config.data.crop, config.data.scale, config.data.flip),
-        seed=config.train.seed,
-    )
+    kept = run.remembered(step)
+    makes_half = METHODS[config.method.name].memory == "half"
     return train_loader(
-        data,
+        step_dataset(run, step),
         batch_size=config.train.batch_size,
         accumulate=config.train.accumulate,
         iterations=iterations,
@@ -198,7 +195,28 @@ def step_loader(run: Run, step: Step, *, iterations: range, batch_of: Callable[[
         world=ranks.world,
         workers=config.data.workers,
         pin=ranks.device.type == "cuda",
+        memory=len(kept) if makes_half else 0,
     )
+
+
+def step_dataset(run: Run, step: Step) -> StepDataset | ReplayDataset:
+    """The training images of a step with its labels, and behind them what it remembers."""
+    config, kept = run.config, run.remembered(step)
+
+    def labelled(positions: Iterable[int], by: Step) -> StepDataset:
+        return StepDataset(
+            [run.dataset.train[i] for i in positions],
+            train_table(by, config.data.mode, config.data.void, run.dataset.num_classes),
+            train_transform(config.data.crop, config.data.scale, config.data.flip),
+            seed=config.train.seed,
+        )
+
+    current = labelled(run.train_images[step.index], step)
+    if not kept:
+        return current
+    earlier = run.steps[: step.index]
+    old = [labelled([k.position for k in kept if k.step == before.index], before) for before in earlier]
+    return ReplayDataset(current, old)
 
 
 def teacher_outputs(run: Run, step: Step, teacher: Segmenter) -> Iterator[tuple[Tensor, Output]]:
@@ -206,7 +224,7 @@ def teacher_outputs(run: Run, step: Step, teacher: Segmenter) -> Iterator[tuple[
     epoch = range(1, run.epoch(step) + 1)
     loader = step_loader(run, step, iterations=epoch, batch_of=lambda iteration: iteration)
     doing = f"surveying step {step.index}"
-    for images, labels in run.until_stopped(
+    for images, labels, *_ in run.until_stopped(
         tqdm(loader, doing, disable=not run.ranks.is_main, **bar_place()), doing
     ):
         yield labels.to(run.ranks.device).long(), ask(teacher, run.place.images(images), run.place)

@@ -11,7 +11,7 @@ So every method runs under every phase, resuming needs no phase state, and all r
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal, Protocol, TypeVar
 
 from torch import Tensor, nn
 
@@ -75,6 +75,8 @@ class Method:
     name: str
     needs_teacher = False
     needs_stages = False  # the outputs' `stages`: what the parts of the network give
+    # How the images of `method.memory` come back: "half" of every batch, "concatenated" with those of the step, None: not.
+    memory: Literal["half", "concatenated"] | None = None
     # Step 0 is trained alike by all methods with plain cross-entropy there, so one model can serve them all.
     shares_first_step = True
     losses = losses  # or methods.losses.fused
@@ -115,6 +117,13 @@ class Method:
     def segmentation_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
         """l_seg: the term that a phase flips."""
         return self.losses.cross_entropy(logits, labels, self.mean_over)
+
+    def memory_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
+        """l_seg on the images of a batch that come from the memory; if it is not overridden, they are images as any other.
+
+        Their labels are those of the step that saw them: its new classes, and background for all else.
+        """
+        return self.segmentation_loss(logits, labels)
 
     def retention_losses(self, student: Output, teacher: Output) -> dict[str, Tensor]:
         """R as named terms, flipped by phase.flip=all alone. Called from step 1 on, with the outputs of both models, if `needs_teacher`."""

@@ -24,7 +24,7 @@ PHASES = {"altersgd": "AlterSGD", "consolidate": "Consolidate", "pause": "Pause"
 SPEED_KEYS = ("train.channels_last", "train.losses")
 AXES = (
     *("method.name", "method.strength", "method.options", "phase.", "train.seed"),
-    *("method.entropy", "update.", "model.dropout", "optim.lr_decay"),
+    *("method.entropy", "method.memory", "update.", "model.dropout", "optim.lr_decay"),
 )
 # Learning all classes at once is a protocol of its own and has no later steps.
 AXES_OF_JOINT = (
@@ -67,6 +67,8 @@ def _beside(config: Mapping[str, Any]) -> tuple[str, ...]:
         names[-1] += f" from step {update['from_step']}"
     if config["method"]["entropy"]:
         names.append(f"CPR {config['method']['entropy']:g}")
+    if config["method"]["memory"]:
+        names.append(f"memory {config['method']['memory']}")
     if is_stable_sgd(config):
         pieces = f"dropout {config['model']['dropout']:g}, rate x {optim['lr_decay']:g}, batch {config['train']['batch_size']}"
         names.append(f"Stable SGD ({pieces})")

@@ -1,14 +1,22 @@
 """The memory of old images: who is in it, and that nothing but the seed and the steps decides."""
 
+import json
 import random
+import re
+from pathlib import Path
 
 import pytest
 import torch
+from test_registry import add_file, error_of  # noqa: F401 (a fixture)
+from test_resume import NEVER, run_until, stop_and_go
 
+import train
 from data.dataset import DataError
 from data.loaders import train_loader
 from data.memory import Kept, choose_memory
 from data.protocols import steps_from_lists
+from engine import checkpoint
+from methods import METHODS, make_method
 
 STEPS = steps_from_lists([[1, 2, 3], [4], [5], [6]])
 RNG = random.Random(0)
@@ -117,3 +125,86 @@ def test_a_resumed_step_draws_the_same():
 def test_a_micro_batch_of_one_image_has_no_half():
     with pytest.raises(DataError, match="a micro-batch has one image"):
         batches(world=4, accumulate=2)
+
+
+# ---- training ----------------------------------------------------------------------------------------------------------
+
+SHORT = ("train.epochs=1", "run.pictures=0", "train.batch_size=4")
+
+
+def test_a_memory_that_a_method_does_not_use_is_refused():
+    assert (
+        "method.memory: 5 images are kept, but method.name mib uses none; those that do: mib_augm"
+        in error_of("data.root=x", "method.name=mib", "method.memory=5")
+    )
+
+
+def test_a_method_that_needs_a_memory_says_so():
+    assert "method.memory: 0 leaves method.name mib_augm nothing" in error_of("method.name=mib_augm")
+
+
+def test_the_loss_of_remembered_images_against_a_loop_over_pixels():
+    method = make_method("mib_augm")
+    method.num_old = 3
+    logits, labels = torch.randn(2, 5, 3, 4, dtype=torch.float64), torch.randint(3, (2, 3, 4))
+    labels[0, 0, 0] = 255
+    probabilities, total = logits.softmax(dim=1), 0.0
+    for b, y, x in ((b, y, x) for b in range(2) for y in range(3) for x in range(4)):
+        p, label = probabilities[b, :, y, x], int(labels[b, y, x])
+        if label != 255:
+            total -= float(p[label].log() if label else (p[0] + p[3:].sum()).log())
+    assert method.memory_loss(logits, labels).item() == pytest.approx(total / 24, abs=1e-12)
+
+
+@pytest.mark.parametrize("losses", ["plain", "fused"])
+def test_both_halves_of_a_batch_weigh_the_same(losses, toy_arguments, tmp_path, monkeypatch):
+    """In the first iteration of step 1 the loss is the mean of MiB's on new images and of memory_loss on old ones."""
+    seen = []
+
+    def note(hook):
+        original = getattr(METHODS["mib_augm"], hook)
+
+        def spy(self, logits, labels):
+            loss = original(self, logits, labels)
+            seen.append((hook, len(labels), float(loss)))
+            return loss
+
+        monkeypatch.setattr(METHODS["mib_augm"], hook, spy)
+
+    note("memory_loss")
+    note("segmentation_loss")
+    arguments = ("method.name=mib_augm", "method.memory=4", f"train.losses={losses}", *SHORT)
+    assert train.main(toy_arguments(*arguments, "train.epochs_later=1", "run.tracker=[jsonl]")) == 0
+    (hook, new, one), (other_hook, old, other) = seen[-2:]
+    assert (hook, new, other_hook, old) == ("segmentation_loss", 2, "memory_loss", 2)
+    lines = [json.loads(line) for line in (tmp_path / "runs/run/scalars.jsonl").read_text().splitlines()]
+    logged = [line for line in lines if "loss/seg" in json.dumps(line)]
+    assert logged, lines[-1]
+    assert one > 0 and other > 0
+
+
+def weights(folder: Path) -> dict:
+    return checkpoint.load(folder / "step_1.pt")["model"]
+
+
+def test_a_resumed_run_with_a_memory_ends_with_the_same_bits(toy_arguments, tmp_path):
+    settings = ("method.name=mib_augm", "method.memory=4", *SHORT)
+    run_until(toy_arguments(*settings, name="whole"), NEVER)
+    assert stop_and_go(toy_arguments(*settings, name="parts"), 2) > 1
+    whole, parts = (weights(tmp_path / "runs" / name) for name in ("whole", "parts"))
+    assert all(torch.equal(whole[name], parts[name]) for name in whole)
+
+
+@pytest.mark.parametrize("memory", ["half", "concatenated"])
+def test_experience_replay_is_the_few_lines_of_the_document(memory, toy_arguments, tmp_path, add_file):  # noqa: F811
+    text = (Path(train.__file__).parent / "docs/adding-a-method.md").read_text(encoding="utf-8")
+    (source,) = re.findall(
+        r"^```python\n(# methods/experience_replay.py\n.*?)^```$", text, re.DOTALL | re.MULTILINE
+    )
+    assert len(source.splitlines()) <= 30
+    add_file(METHODS, source.replace('memory = "half"', f'memory = "{memory}"'), "experience_replay")
+    assert train.main(toy_arguments("method.name=er", "method.memory=4", *SHORT)) == 0
+    results = json.loads((tmp_path / "runs/run/results.json").read_text())
+    assert results["config"]["method"]["memory"] == 4
+    # Step 1 has 4 images: an epoch is one batch of 4, or two with the memory's 4 beside them.
+    assert results["steps"][1]["iterations"] == {"half": 4, "concatenated": 8}[memory]

@@ -41,7 +41,10 @@ PAIRS = [(method, phase) for method in sorted(METHODS) for phase in sorted(PHASE
 )
 def test_every_method_runs_under_every_phase(pair, toy_arguments, tmp_path):
     method, phase = pair
-    arguments = toy_arguments(f"method.name={method}", f"phase.name={phase}", "phase.p=0.5")
+    memory = 4 if METHODS[method].memory else 0
+    arguments = toy_arguments(
+        f"method.name={method}", f"phase.name={phase}", "phase.p=0.5", f"method.memory={memory}"
+    )
     assert train.main(arguments) == 0
     results = json.loads((tmp_path / "runs/run/results.json").read_text())
     assert [s["step"] for s in results["steps"]] == [0, 1]
