@@ -46,7 +46,8 @@ def begin(tmp_path):
 
     def make(*overrides: str, method: str = "mib") -> training.Trainee:
         torch.manual_seed(0)
-        return training.begin(str(tmp_path), f"method.name={method}", *TINY, *overrides)
+        memory = f"method.memory={4 if METHODS[method].memory else 0}"
+        return training.begin(str(tmp_path), f"method.name={method}", memory, *TINY, *overrides)
 
     return make
 

@@ -73,14 +73,18 @@ def begin_last_step(run: Run) -> tuple[Segmenter, Segmenter | None, Method]:
     return begin_step(run, last)
 
 
-def make_batch(run: Run) -> tuple[Tensor, Tensor]:
-    """uint8 pictures and labels, as the loader gives them to a rank: background and the new classes of the step."""
+def make_batch(run: Run) -> tuple[Tensor, ...]:
+    """uint8 images and labels, as the loader gives them to a rank: background and the new classes of the step.
+
+    With a memory also which of them are remembered: the second half.
+    """
     step, crop = run.steps[-1], run.config.data.crop
     generator = torch.Generator().manual_seed(run.ranks.rank)
     size = run.config.train.batch_size // run.ranks.world
     images = torch.randint(256, (size, 3, crop, crop), dtype=torch.uint8, generator=generator)
     labels = torch.randint(step.num_new + 1, (size, crop, crop), dtype=torch.uint8, generator=generator)
-    return images, torch.where(labels > 0, labels + (step.num_old - 1), labels)
+    batch = images, torch.where(labels > 0, labels + (step.num_old - 1), labels)
+    return (*batch, torch.arange(size) >= size // 2) if run.config.method.memory else batch
 
 
 class Trainee:
@@ -114,7 +118,7 @@ class Trainee:
         )
         self.loop = training.loop(count(LATE + 1))
         if teacher is not None and method.surveys:
-            images, labels = self.batch
+            images, labels, *_ = self.batch
             with torch.no_grad():
                 method.survey([(labels.to(run.ranks.device).long(), teacher(run.place.images(images)))])
 
