@@ -338,6 +338,8 @@ def check_same_config(
     free = FREE_KEYS + (EVALUATION_KEYS if config.train.evaluate_only else ())
     try:
         found = load_config([folder.config_file]).model_dump()
+        if "\nrun:\n" not in folder.config_file.read_text(encoding="utf-8"):  # what is left may read well
+            raise ConfigError(["run: is missing, the last section of a whole file"])
     except ConfigError as error:
         if config.run.force:
             return

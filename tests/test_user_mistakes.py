@@ -158,14 +158,17 @@ def test_a_step_best_of_somebodys_own_is_left_alone(toy_run, toy_arguments):
     assert own.read_bytes() == b"whatever" and (folder / "step_1.pt").exists()
 
 
-@pytest.mark.parametrize("damage", ["truncated", "empty", "of another version"])
+@pytest.mark.parametrize("damage", ["truncated", "truncated behind a section", "empty", "of another version"])
 def test_a_config_file_that_cannot_be_read_is_named(damage, toy_run, toy_arguments, capsys):
     file = toy_run() / "config.yaml"
     text = file.read_text()
-    damaged = (
-        text.replace("train:\n", "train:\n  colour: 1\n") if damage == "of another version" else text[:200]
-    )
-    file.write_text("" if damage == "empty" else damaged)
+    damaged = {
+        "truncated": text[: text.index("steps:") + 8],
+        "truncated behind a section": text[: text.index("method:\n")],
+        "empty": "",
+        "of another version": text.replace("train:\n", "train:\n  colour: 1\n"),
+    }
+    file.write_text(damaged[damage])
     assert train.main(toy_arguments(MIB)) == 2
     error = capsys.readouterr().err
     assert f"{file}: damaged, or of another version of this code" in error and "run.force=true" in error
