@@ -98,6 +98,8 @@ def find_base(root: str | Path | None, places: Iterable[str], needed: Sequence[s
 def read_lines(path: Path) -> list[str]:
     """The lines of a text file without surrounding blanks; empty ones at the end are left out."""
     try:
+        if path.exists() and not path.is_file():  # reading a pipe would wait for ever
+            raise OSError("it is no file")
         lines = [line.strip() for line in path.read_text(encoding="utf-8-sig").split("\n")]
     except (OSError, UnicodeDecodeError) as error:
         raise DataError(f"{path}: cannot be read as text ({error}); make the file again") from error

@@ -113,7 +113,9 @@ def figures_of(
 ) -> dict[int, dict]:
     """What results.json beside the source holds of the step and those before, if it is of this model and made alike."""
     theirs = read_results(source.parent / "results.json")
-    if not theirs or "data" not in theirs or changed_lists(theirs["data"], results["data"]):
+    if not theirs or not {"data", "protocol", "config", "steps"} <= theirs.keys():
+        return {}
+    if changed_lists(theirs["data"], results["data"]):
         return {}
     index = state["step"]
     if theirs["protocol"][: index + 1] != [list(step.new) for step in steps[: index + 1]]:

@@ -77,7 +77,7 @@ def main(arguments: list[str] | None = None) -> int:
     except DataError as error:
         print(f"not usable: {error}")
         return UNUSABLE
-    protocols = options.protocols or DEFAULT_PROTOCOLS[dataset.name]
+    protocols = options.protocols or DEFAULT_PROTOCOLS.get(dataset.name, ())
     try:  # before the scan, which takes its time
         steps = {protocol: protocol_steps(dataset.name, protocol) for protocol in protocols}
     except DataError as error:

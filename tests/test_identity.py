@@ -369,6 +369,14 @@ def test_figures_of_another_model_beside_the_source_are_not_taken_over(three, tm
     assert [step["step"] for step in results_of(tmp_path / "runs/rest")["steps"]] == [1]
 
 
+def test_results_beside_the_source_that_lack_a_part_are_not_taken_over(three, tmp_path):
+    whole, after = three
+    results = results_of(whole)
+    (whole / "results.json").write_text(json.dumps({"data": results["data"], "steps": results["steps"]}))
+    assert after(whole / "step_1.pt", "train.last_step=1") == 0
+    assert [step["step"] for step in results_of(tmp_path / "runs/rest")["steps"]] == [1]
+
+
 def test_figures_behind_a_missing_checkpoint_do_not_count(three, toy_arguments, capsys):
     whole, _ = three
     (whole / "step_0.pt").unlink()

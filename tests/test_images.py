@@ -232,6 +232,15 @@ def test_a_pipe_as_an_image_is_refused(kind, tmp_path, capsys, five_seconds):
     assert f"{root / kind}/a.png: cannot be read: it is a pipe or device" in capsys.readouterr().out
 
 
+def test_a_pipe_as_a_list_of_classes_is_refused(tmp_path, capsys, five_seconds):
+    root = make_folder(tmp_path / "own", {name: np.full((8, 12), 1) for name in "abc"}, "cat\n")
+    (root / "classes.txt").unlink()
+    os.mkfifo(root / "classes.txt")
+    assert check_data([str(root)]) != 0
+    told = capsys.readouterr()
+    assert "classes.txt: cannot be read as text (it is no file)" in told.out + told.err
+
+
 # --- content ---------------------------------------------------------------------------------------------------------
 
 
