@@ -208,12 +208,14 @@ class UpdateConfig(Section):
 
 
 class OptimConfig(Section):
+    name: Text
     lr: Positive
     lr_later: Positive
     lr_decay: Annotated[float, Field(gt=0, le=1)]
     momentum: Annotated[float, Field(ge=0, lt=1)]
     nesterov: bool
     weight_decay: NonNegative
+    schedule: Text
     power: NonNegative
 
 

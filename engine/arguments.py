@@ -7,11 +7,16 @@ from configs.registry import Registry
 from configs.schema import Config, ConfigError, load_config
 from data import DATASETS
 from data.protocols import PROTOCOLS
+from engine.optim import OPTIMIZERS, settings_of
+from engine.schedules import SCHEDULES
 from methods import METHODS, PHASES, UPDATES, make_method, published_strength
 from models import BACKBONES
 from tracking.tracker import TRACKERS
 
-REGISTRIES: tuple[Registry, ...] = (DATASETS, BACKBONES, METHODS, PHASES, UPDATES, TRACKERS)
+REGISTRIES: tuple[Registry, ...] = (
+    *(DATASETS, BACKBONES, METHODS, PHASES, UPDATES),
+    *(OPTIMIZERS, SCHEDULES, TRACKERS),
+)
 
 
 def read_config(arguments: list[str]) -> Config:
@@ -53,8 +58,8 @@ def check_memory(config: Config) -> None:
 
 
 def without_effect(config: Config) -> Iterator[str]:
-    """A notice for each setting of `phase` and `update` that is no default, but that the chosen one does not use."""
-    default, phase, update = load_config([]), config.phase, config.update
+    """A notice for each setting of phase, update rule or optimizer that is no default, but that the chosen one does not use."""
+    default, phase, update, optim = load_config([]), config.phase, config.update, config.optim
     measured = (
         {"p", "every"} if config.run.flatness else set()
     )  # where run.flatness looks, whatever the phase
@@ -66,6 +71,10 @@ def without_effect(config: Config) -> Iterator[str]:
             is_used = key in used[section] or key in ("name", "from_step", "options")
             if not is_used and value != getattr(usual, key):
                 yield f"{section}.{key}={value} has no effect with {section}.name={ours.name}"
+    known = settings_of(OPTIMIZERS.find(optim.name), config)
+    for key in ("momentum", "nesterov", "weight_decay"):
+        if key not in known and getattr(optim, key) != getattr(default.optim, key):
+            yield f"optim.{key}={getattr(optim, key)} has no effect with optim.name={optim.name}"
 
 
 def help_text(about: str) -> str:
@@ -74,6 +83,7 @@ def help_text(about: str) -> str:
     return (
         f"{about}\nMethods (method.name): {', '.join(METHODS)}\nPhases (phase.name): {', '.join(PHASES)}\n"
         f"Update rules (update.name): {', '.join(UPDATES)}\n"
+        f"Optimizers (optim.name): {', '.join(OPTIMIZERS)}\nSchedules (optim.schedule): {', '.join(SCHEDULES)}\n"
         f"Backbones (model.body): {', '.join(BACKBONES)}\n"
         f"Trackers (run.tracker): {', '.join(TRACKERS)}\nData sets (data.dataset): {', '.join(DATASETS)}\n"
         f"Protocols (data.protocol), by data.dataset:\n{protocols}\n\n"

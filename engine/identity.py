@@ -244,12 +244,14 @@ def start_notes(path: Path, state: Facts, ours: Facts) -> list[str]:
 
 
 def _told(state: Facts) -> Facts:
-    """What a checkpoint says of its training. One of an older version has the text of its config."""
-    if "trained" in state:
-        return state["trained"] if isinstance(state["trained"], Mapping) else {}
+    """What a checkpoint says of its training, keys that are newer at their defaults. An older one has the text of its config."""
     try:
+        step, told = state["step"], state.get("trained", {})
+        if "recipe" in told:
+            return {**told, "recipe": recipe_of(with_defaults(told["recipe"]), step)}
+        if "trained" in state:
+            return dict(told)
         config = with_defaults(yaml_core.parse(state["config"]))
-        step = state["step"]
         return {"objective": objective_of(config, step), "recipe": recipe_of(config, step)}
     except (ValueError, KeyError, TypeError, AttributeError):
         return {}

@@ -1,14 +1,24 @@
-"""Optimizer, learning rates and the number of iterations of a step: the only place that knows them."""
+"""Optimizer, updates and the number of iterations of a step: the only place that knows them.
 
-from collections.abc import Mapping
+An optimizer that `optim.name` can choose is a function of the parameters, the initial learning rate and the config. The phase and the
+schedule change its `param_groups`; its state is saved with the run.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from configs.schema import Config, OptimConfig, TrainConfig
+from configs.registry import Conflicts, Registry
+from configs.schema import Config, TrainConfig
 from data.loaders import iterations_per_epoch
-from methods import Method, Weights, make_phase
+from engine.schedules import initial_learning_rate
+from methods import PHASES, Method, Weights, make_phase
+
+MakeOptimizer = Callable[[Iterable[Tensor], float, Config], torch.optim.Optimizer]
+OPTIMIZERS: Registry[MakeOptimizer] = Registry("optim.name", "engine")
 
 
 def epochs_of(train: TrainConfig | Mapping, step: int) -> int:
@@ -34,16 +44,38 @@ def _setting(section: Any, name: str) -> Any:
     return section[name] if isinstance(section, Mapping) else getattr(section, name)
 
 
-def initial_learning_rate(optim: OptimConfig, step: int) -> float:
-    return optim.lr if step == 0 else optim.lr_later * optim.lr_decay ** (step - 1)
+def settings_of(make: MakeOptimizer, config: Config) -> set[str]:
+    """The settings that an optimizer has, by PyTorch's names: "momentum", "weight_decay"."""
+    return set(make([nn.Parameter(torch.zeros(1))], config.optim.lr, config).defaults)
 
 
-def make_optimizer(model: nn.Module, config: Config, step: int) -> torch.optim.Optimizer:
-    """A new one for every step, as published."""
+def _conflicts(make: MakeOptimizer, config: Config) -> Conflicts:
+    """A phase cannot change what the optimizer does not have."""
+    phase, known = config.phase, settings_of(make, config)
+    for key, usual in (("momentum", "keep"), ("weight_decay", "always")):
+        value = getattr(phase, key)
+        if value != usual and key in PHASES[phase.name].keys and key not in known:
+            yield (
+                f"phase.{key}",
+                f"{value!r} has nothing to change: optim.name {config.optim.name} has no {key.replace('_', ' ')} of its own",
+            )
+
+
+def register(name: str) -> Callable[[MakeOptimizer], MakeOptimizer]:
+    """Decorator: make an optimizer selectable as `optim.name=<name>`."""
+
+    def add(make: MakeOptimizer) -> MakeOptimizer:
+        return OPTIMIZERS.register(name, partial(_conflicts, make))(make)
+
+    return add
+
+
+@register("sgd")
+def sgd(parameters: Iterable[Tensor], lr: float, config: Config) -> torch.optim.Optimizer:
     optim = config.optim
     return torch.optim.SGD(
-        model.parameters(),
-        lr=initial_learning_rate(optim, step),
+        parameters,
+        lr=lr,
         momentum=optim.momentum,
         nesterov=optim.nesterov,
         weight_decay=optim.weight_decay,
@@ -52,12 +84,18 @@ def make_optimizer(model: nn.Module, config: Config, step: int) -> torch.optim.O
     )
 
 
-def set_learning_rate(optimizer: torch.optim.Optimizer, iteration: int, total: int, power: float) -> float:
-    """The poly schedule, stepped per iteration; the first one runs at the full learning rate."""
-    lr = optimizer.defaults["lr"] * (1 - (iteration - 1) / total) ** power
-    for group in optimizer.param_groups:
-        group["lr"] = lr
-    return lr
+@register("adamw")
+def adamw(parameters: Iterable[Tensor], lr: float, config: Config) -> torch.optim.Optimizer:
+    """Adam with decoupled weight decay; its averages decay as PyTorch has it, by 0.9 and 0.999."""
+    return torch.optim.AdamW(
+        parameters, lr=lr, weight_decay=config.optim.weight_decay, fused=config.train.amp != "fp16"
+    )
+
+
+def make_optimizer(model: nn.Module, config: Config, step: int) -> torch.optim.Optimizer:
+    """A new one for every step, as published."""
+    make = OPTIMIZERS.find(config.optim.name)
+    return make(model.parameters(), initial_learning_rate(config.optim, step), config)
 
 
 def apply_update(

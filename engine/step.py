@@ -17,11 +17,12 @@ from data.protocols import Step
 from data.transforms import train_transform
 from engine import checkpoint, identity
 from engine.objective import Objective, Terms, ask
-from engine.optim import apply_update, make_optimizer, set_learning_rate
+from engine.optim import apply_update, make_optimizer
 from engine.probe import Probe, places_of
 from engine.ranks import agree, gather_objects, wrap
 from engine.run import Run
 from engine.run_folder import RunError
+from engine.schedules import make_schedule, set_learning_rate
 from engine.watch import Watch, not_to_be_saved, stop_all_ranks
 from methods import METHODS, Descent, Method, Update, Weights, WithObservers, make_method, make_update
 from models.pretrained import load_body_weights
@@ -41,7 +42,7 @@ class Training:
     optimizer: torch.optim.Optimizer
     scaler: torch.amp.GradScaler
     total: int  # iterations of the step
-    power: float  # of the schedule
+    schedule: Callable[[float], float]  # of the learning rate
 
     def loop(self, iterations: Iterable[int]) -> Iterator[tuple[int, Terms, Weights, float]]:
         """Trains, and hands out each iteration when it is done, with its terms, their weights and the learning rate."""
@@ -49,7 +50,7 @@ class Training:
         for iteration in iterations:
             weights = phase(iteration, total)
             schedule_iteration = phase.schedule_iteration(iteration, total)
-            lr = set_learning_rate(self.optimizer, schedule_iteration, total, self.power)
+            lr = set_learning_rate(self.optimizer, self.schedule, schedule_iteration, total)
             phase.prepare(self.optimizer, iteration, total)
             evaluate = self.objective.on_next_batch()
             if phase.updates(iteration, total):
@@ -81,7 +82,8 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
     loader = step_loader(run, step, iterations=iterations, batch_of=partial(phase.batch_of, total=total))
     student = wrap(model, ranks)
     objective = Objective(config, ranks, student, teacher, method, update, scaler, iter(loader))
-    training = Training(model, method, phase, update, objective, optimizer, scaler, total, config.optim.power)
+    schedule = make_schedule(config.optim)
+    training = Training(model, method, phase, update, objective, optimizer, scaler, total, schedule)
     watch = make_watch(run, step, training, teacher, loader, parts, resumed)
     for iteration in training.loop(iterations):
         watch.after(*iteration)

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from configs.registry import Conflicts
 from methods.base import Method, Weights
 
 Tensors = dict[str, Tensor]
@@ -34,6 +35,12 @@ class ImportanceMethod(Method):
         self.anchor: Tensors = {}
         for name in self.statistics:
             setattr(self, name, {})
+
+    @classmethod
+    def conflicts(cls, config: Any) -> Conflicts:
+        if config.optim.name != "sgd":
+            why = "whose pull is limited by how far an update of sgd moves; another optimizer rescales it"
+            yield "optim.name", f"{config.optim.name!r} is not for method.name {cls.name}, {why}"
 
     def observe(self, parameters: Tensors, gradients: Tensors, sign: float) -> None:
         """Update the statistics from the gradients of sign * l_seg at the present parameters."""

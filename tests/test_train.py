@@ -14,9 +14,9 @@ from test_resume import assert_same_statistics
 import train
 from engine import checkpoint
 from engine.arguments import read_config
-from engine.optim import set_learning_rate
 from engine.ranks import StopRequest, start_ranks
 from engine.run import prepare
+from engine.schedules import make_schedule, set_learning_rate
 from engine.step import step_loader
 from methods import METHODS, PHASES
 
@@ -366,7 +366,8 @@ def test_published_strengths():
 
 def test_learning_rate_is_poly_from_the_full_rate_on():
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.01)
-    rates = [set_learning_rate(optimizer, t, 10, 0.9) for t in (1, 6, 10)]
+    schedule = make_schedule(read_config([]).optim)
+    rates = [set_learning_rate(optimizer, schedule, t, 10) for t in (1, 6, 10)]
     assert rates == pytest.approx([0.01, 0.01 * 0.5**0.9, 0.01 * 0.1**0.9])
     assert optimizer.param_groups[0]["lr"] == rates[-1] and math.isfinite(rates[-1])
 

@@ -23,9 +23,9 @@ from engine import checkpoint
 from engine import ranks as parallel
 from engine.arguments import REGISTRIES
 from engine.objective import Objective
-from engine.optim import initial_learning_rate
 from engine.placement import AMP_DTYPES
 from engine.run_folder import RunFolder
+from engine.schedules import initial_learning_rate
 from methods import METHODS, PHASES, UPDATES, AlterSGD, Method, Weights, make_update, register
 from methods.cpr import confidence
 from methods.updates.gradient_penalty import GradientPenalty
@@ -529,7 +529,10 @@ def test_an_overlay_changes_its_own_and_combines_with_the_phases(overlay, change
 
 # --------------------------------------------------------------------------------- runs from before there were these keys
 
-NEW_KEYS = ("update", "model.dropout", "optim.lr_decay", "method.entropy", "run.flatness")
+NEW_KEYS = (
+    *("update", "model.dropout", "optim.lr_decay", "method.entropy", "run.flatness"),
+    *("optim.name", "optim.schedule"),
+)
 
 
 def without_new_keys(tree: dict) -> dict:

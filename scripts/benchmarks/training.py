@@ -18,6 +18,7 @@ from engine.optim import make_optimizer
 from engine.ranks import Ranks, start_ranks, wrap
 from engine.run import Run
 from engine.run_folder import RunFolder
+from engine.schedules import make_schedule
 from engine.step import Training, begin_step, save_step
 from methods import Method, make_method, make_phase, make_update
 from metrics.health import FiniteGuard
@@ -114,7 +115,7 @@ class Trainee:
             self.optimizer,
             self.scaler,
             TOTAL,
-            config.optim.power,
+            make_schedule(config.optim),
         )
         self.loop = training.loop(count(LATE + 1))
         if teacher is not None and method.surveys:
