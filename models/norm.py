@@ -17,6 +17,8 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from models.synchronised import synchronised_batch_norm
+
 NORMS = ("abn", "abn_lean", "iabn")
 ACTIVATIONS = ("leaky_relu", "identity")
 LEAKY_SLOPE = 0.01
@@ -104,44 +106,15 @@ class ABN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         scale = self.weight.abs() + self.eps
+        tensors = x, self.running_mean, self.running_var, scale, self.bias
         if self.training and self.group is not None:
-            x = self._synchronised_batch_norm(x, scale, self.group)
+            x = synchronised_batch_norm(*tensors, self.momentum, self.eps, self.group)
         else:
-            x = F.batch_norm(
-                x,
-                self.running_mean,
-                self.running_var,
-                scale,
-                self.bias,
-                self.training,
-                self.momentum,
-                self.eps,
-            )
+            x = F.batch_norm(*tensors, self.training, self.momentum, self.eps)
         if self.activation == "leaky_relu":
-            # In place: neither batch_norm nor the sums below need their own output for the backward pass.
+            # In place: neither form of batch_norm needs its own output for the backward pass.
             x = F.leaky_relu(x, LEAKY_SLOPE, inplace=True)
         return x
-
-    def _synchronised_batch_norm(self, x: Tensor, scale: Tensor, group: dist.ProcessGroup) -> Tensor:
-        """batch_norm over the union of all ranks' batches, which may differ in size."""
-        per_channel = (1, -1) + (1,) * (x.dim() - 2)
-        dims = [dim for dim in range(x.dim()) if dim != 1]
-        full = x.to(torch.promote_types(x.dtype, scale.dtype))  # never sum in half precision
-
-        sums = torch.cat([full.sum(dims), full.new_full((1,), x.numel() / x.shape[1])])
-        total, count = all_reduce_sum(sums, group).split([x.shape[1], 1])
-        mean = total / count
-        # The mean first, then the centred squares: E[x^2] - E[x]^2 would cancel digits.
-        centred = full - mean.view(per_channel)
-        var = all_reduce_sum(centred.square().sum(dims), group) / count
-
-        with torch.no_grad():
-            unbiased = var * (count / (count - 1).clamp(min=1))
-            self.running_mean.lerp_(mean.to(self.running_mean.dtype), self.momentum)
-            self.running_var.lerp_(unbiased.to(self.running_var.dtype), self.momentum)
-
-        scale = scale * torch.rsqrt(var + self.eps)
-        return (centred * scale.view(per_channel) + self.bias.view(per_channel)).to(x.dtype)
 
     def extra_repr(self) -> str:
         synchronised = ", synchronised" if self.group is not None else ""
@@ -202,22 +175,3 @@ class _ActivatedBatchNorm(torch.autograd.Function):
             grad, normalised, scale, None, None, mean, inverse_of_one, True, ctx.eps, [True, True, True]
         )
         return grad.mul_(inverse_std_), grad_residual, grad_scale, grad_bias, *[None] * 5
-
-
-def all_reduce_sum(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Sum over the ranks of `group`; differentiable any number of times, every rank must take part in each."""
-    return _AllReduceSum.apply(x, group)
-
-
-class _AllReduceSum(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, group: dist.ProcessGroup) -> Tensor:
-        ctx.group = group
-        total = x.detach().clone(memory_format=torch.contiguous_format)
-        dist.all_reduce(total, group=group)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:
-        # Each rank's input feeds every rank's output, so its gradient is the sum of theirs.
-        return _AllReduceSum.apply(grad, ctx.group), None
