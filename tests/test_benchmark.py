@@ -33,7 +33,7 @@ FIGURES = {  # rows of each part with --quick
     "index": 2,
     "importance": 3,
     "evaluation": 2,
-    "memory": 3,
+    "memory": 4,
     "start-up": 3,
     "scaling": 3,
 }

@@ -1,9 +1,12 @@
 """What each norm makes a network keep for the backward pass."""
 
+import tempfile
 from contextlib import nullcontext
+from pathlib import Path
 from unittest import mock
 
 import torch
+import torch.distributed as dist
 from torch import nn
 from torch.nn import functional as F
 
@@ -12,7 +15,8 @@ from models.segmenter import Segmenter, build_segmenter
 from scripts.benchmarks.measure import Figure, Options, Target, channels_last, ratio, saved_bytes, say
 
 NORMS = ("abn", "iabn", "abn_lean")
-TARGETS = {"iabn": Target(high=0.65)}
+SYNCHRONISED = "abn on two ranks"
+TARGETS = {"iabn": Target(high=0.65), SYNCHRONISED: Target(high=0.7)}
 BATCH = 2  # the norm of the pooled branch needs two pictures to train
 NUM_CLASSES = 21
 
@@ -31,17 +35,35 @@ def memory(options: Options) -> list[Figure]:
         else:
             with nothing_in_place() if norm == "plain" else nullcontext():
                 bytes_per_picture[norm] = [saved_bytes(model, images) / BATCH]
+    say(f"  {SYNCHRONISED}")
+    bytes_per_picture[SYNCHRONISED] = [synchronised_bytes(body, crop)]
     what = "bytes saved for backward, {} / BatchNorm2d + LeakyReLU, " + f"{body} at {crop}"
     return [
         Figure(what.format(norm), note=problems[norm])
         if norm in problems
         else ratio(what.format(norm), bytes_per_picture, norm, "plain", TARGETS.get(norm), raw_unit="bytes")
-        for norm in NORMS
+        for norm in (*NORMS, SYNCHRONISED)
     ]
 
 
-def network(body: str, norm: str) -> Segmenter:
-    model = build_segmenter(body, norm=norm)
+def synchronised_bytes(body: str, crop: int) -> float:
+    """Per picture, by two processes with a picture each."""
+    with tempfile.TemporaryDirectory() as folder:
+        torch.multiprocessing.spawn(count_on_a_rank, (folder, body, crop), nprocs=2)
+        return sum(int(path.read_text()) for path in Path(folder).glob("*.bytes")) / 2
+
+
+def count_on_a_rank(rank: int, folder: str, body: str, crop: int) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    images = torch.zeros(1, 3, crop, crop).contiguous(memory_format=torch.channels_last)
+    kept = saved_bytes(network(body, "abn", dist.group.WORLD), images)
+    (Path(folder) / f"{rank}.bytes").write_text(str(kept))
+    dist.destroy_process_group()
+
+
+def network(body: str, norm: str, group: dist.ProcessGroup | None = None) -> Segmenter:
+    model = build_segmenter(body, norm=norm, group=group)
     model.add_classes(NUM_CLASSES)
     return channels_last(model).train()
 
