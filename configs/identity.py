@@ -1,6 +1,7 @@
 """How a run is called by its config alone: in the terminal, and as a folder. Tables have longer names (study/identity.py)."""
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 
@@ -18,8 +19,20 @@ def run_name(config: Mapping[str, Any]) -> str:
     """The name of a run's folder where the user gives none."""
     data, seed = config["data"], config["train"]["seed"]
     protocol = data["protocol"] if data["steps"] is None else "own-steps"
-    made = f"{data['dataset']}_{protocol}_{data['mode']}_{'-'.join(_names(config))}_seed{seed}"
+    if data.get("order") is not None:
+        protocol = f"{protocol}_order-{order_name(data['order'])}"
+    mode = data["mode"]
+    if mode == "partitioned" and data["split_seed"]:
+        mode = f"{mode}-{data['split_seed']}"
+    made = f"{data['dataset']}_{protocol}_{mode}_{'-'.join(_names(config))}_seed{seed}"
     return config["run"]["name"] or made
+
+
+def order_name(order: int | Sequence[int | str]) -> str:
+    """How an order of classes (data.order) is called: by its seed, a list by the start of its digest."""
+    if isinstance(order, int):
+        return str(order)
+    return hashlib.blake2b(repr(list(order)).encode(), digest_size=3).hexdigest()
 
 
 def _names(config: Mapping[str, Any]) -> list[str]:

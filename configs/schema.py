@@ -77,6 +77,14 @@ def _no_repeats(steps: tuple[tuple[int | str, ...], ...]) -> tuple[tuple[int | s
     return steps
 
 
+def _order(value: Any) -> Any:
+    if isinstance(value, list | tuple):
+        return _no_repeats((tuple(map(_class, value)),))[0]
+    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+        raise ValueError("is neither a seed (a whole number from 0 on) nor a list of classes")
+    return value
+
+
 def _no_name_twice(names: tuple[str, ...]) -> tuple[str, ...]:
     if len(set(names)) < len(names):
         raise ValueError("names one twice")
@@ -121,6 +129,7 @@ StepClasses = Annotated[tuple[ClassName, ...], Strict(False), AfterValidator(_no
 OwnSteps = Annotated[
     tuple[StepClasses, ...], Strict(False), AfterValidator(_not_empty), AfterValidator(_no_repeats)
 ]
+ClassOrder = Annotated[int | tuple[int | str, ...], BeforeValidator(_order)]
 ScaleRange = Annotated[tuple[Positive, Positive], Strict(False)]
 Scales = Annotated[tuple[Positive, ...], Strict(False), AfterValidator(_not_empty)]
 Options = Annotated[dict[str, Any], AfterValidator(_simple_values)]
@@ -137,9 +146,11 @@ class DataConfig(Section):
     dataset: Text
     root: Place | None
     protocol: Text | None  # None with own steps
-    mode: Literal["disjoint", "overlapped", "sequential"]
+    mode: Literal["disjoint", "overlapped", "sequential", "partitioned"]
+    split_seed: Count
     train_list: Literal["auto", "train", "train_aug"]
     steps: OwnSteps | None
+    order: ClassOrder | None
     void: Literal["background", "ignore"]
     unseen: Literal["ignore", "background"]
     unnamed: Literal["refuse", "void"]

@@ -13,15 +13,45 @@ from data.dataset import DataError, Picture
 from data.images import read_image, read_mask
 from data.protocols import BACKGROUND, IGNORE_INDEX, Step
 
-MODES = ("disjoint", "overlapped", "sequential")
+MODES = ("disjoint", "overlapped", "sequential", "partitioned")
+
+
+def images_of_steps(
+    classes_per_image: Sequence[frozenset[int]],
+    names: Sequence[str],
+    steps: Sequence[Step],
+    mode: str,
+    split_seed: int = 0,
+) -> list[list[int]]:
+    """Positions of the training images of each step.
+
+    partitioned: each image goes to the step that learns one of its classes, drawn by the seed; else as `select_train` says.
+    """
+    if mode != "partitioned":
+        return [select_train(classes_per_image, step, mode) for step in steps]
+    learned = {c for step in steps for c in step.new}
+    drawn = [
+        draw_class(classes & learned, name, split_seed)
+        for classes, name in zip(classes_per_image, names, strict=True)
+    ]
+    return [[position for position, c in enumerate(drawn) if c in step.new] for step in steps]
+
+
+def draw_class(classes: frozenset[int], name: str, split_seed: int) -> int | None:
+    """One of the classes that an image shows, each as probable; None if there is none.
+
+    A pure function of the seed, the image's name and its classes: the order of images, ranks and workers have no part in it.
+    Each class has a number of its own, the smallest wins: leaving a class out moves only the images that went to it.
+    """
+    return min(classes, key=lambda c: _seed_of("partition", split_seed, c, name), default=None)
 
 
 def select_train(classes_per_picture: Sequence[frozenset[int]], step: Step, mode: str) -> list[int]:
-    """Positions of the training pictures of a step.
+    """Positions of the training pictures of a step, in the modes that need not know the other steps.
 
     overlapped: any pixel of a new class. disjoint and sequential: besides, no pixel of a future class.
     """
-    _check_choice("mode", mode, MODES)
+    _check_choice("mode", mode, [known for known in MODES if known != "partitioned"])
     new, seen = set(step.new), set(step.seen)
     return [
         position
@@ -40,22 +70,25 @@ def check_steps(
     class_names: Sequence[str],
     classes_per_picture: Sequence[frozenset[int]],
     steps: Sequence[Step],
+    chosen: Sequence[Sequence[int]],
     mode: str,
 ) -> None:
-    """DataError when a step has a class that the data set does not know or that no picture of the step shows."""
-    for step in steps:
+    """DataError when a step has a class that the data set does not know or that no picture of the step shows.
+
+    `chosen` are the positions of each step's pictures (`images_of_steps`).
+    """
+    for step, positions in zip(steps, chosen, strict=True):
         unknown = [class_id for class_id in step.new if class_id >= len(class_names)]
         if unknown:
             raise DataError(
                 f"step {step.index} learns class {unknown[0]}, but the data set has the classes "
                 f"1 to {len(class_names) - 1}; correct data.protocol or data.steps"
             )
-        chosen = select_train(classes_per_picture, step, mode)
-        shown = frozenset().union(*(classes_per_picture[position] for position in chosen))
+        shown = frozenset().union(*(classes_per_picture[position] for position in positions))
         missing = [f"{class_names[class_id]} ({class_id})" for class_id in step.new if class_id not in shown]
         if missing:
             raise DataError(
-                f"step {step.index} learns {', '.join(missing)}, but none of its {len(chosen):,} training pictures "
+                f"step {step.index} learns {', '.join(missing)}, but none of its {len(positions):,} training pictures "
                 f"({mode}) shows that; add pictures, leave the class out or change data.mode"
             )
 
@@ -132,10 +165,9 @@ class StepDataset(torch.utils.data.Dataset):
         return image.contiguous(), labels.contiguous()
 
 
-def _seed_of(seed: int, epoch: int, name: str) -> int:
-    digest = hashlib.blake2b(
-        f"{seed} {epoch} {name}".encode("utf-8", "surrogateescape"), digest_size=8
-    ).digest()
+def _seed_of(*facts: int | str) -> int:
+    text = " ".join(map(str, facts))
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest()
     return int.from_bytes(digest, "little")
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from difflib import get_close_matches
@@ -57,8 +58,11 @@ PROTOCOLS: dict[str, dict[str, tuple[tuple[int, ...], ...]]] = {
         "10-10": _groups(20, 10, 10),
         "10-5-5": _groups(20, 10, 5),
         "10-1": _groups(20, 10, 1),
+        "5-5": _groups(20, 5, 5),
         "5-3": _groups(20, 5, 3),
+        "5-1": _groups(20, 5, 1),
         "2-2": _groups(20, 2, 2),
+        "2-1": _groups(20, 2, 1),
     },
     "ade": {
         "offline": _groups(150, 150, 150),
@@ -66,6 +70,8 @@ PROTOCOLS: dict[str, dict[str, tuple[tuple[int, ...], ...]]] = {
         "100-10": _groups(150, 100, 10),
         "100-5": _groups(150, 100, 5),
         "50-50": _groups(150, 50, 50),
+        "50-20": _groups(150, 50, 20),
+        "50-10": _groups(150, 50, 10),
     },
 }
 
@@ -75,9 +81,33 @@ def configured_steps(
     protocol: str | None,
     lists: Iterable[Iterable[int | str]] | None,
     class_names: Sequence[str],
+    order: int | Sequence[int | str] | None = None,
 ) -> list[Step]:
-    """The user's own lists of classes where there are some, else the protocol's."""
-    return protocol_steps(dataset, protocol) if lists is None else steps_from_lists(lists, class_names)
+    """The user's own lists of classes where there are some, else the protocol's, with its classes in another order if given."""
+    if lists is not None:
+        return steps_from_lists(lists, class_names)
+    steps = protocol_steps(dataset, protocol)
+    return steps if order is None else reordered(steps, order, class_names)
+
+
+def reordered(
+    steps: Sequence[Step], order: int | Sequence[int | str], class_names: Sequence[str]
+) -> list[Step]:
+    """Steps of the same sizes that learn the classes in the order of a list, or in the one that a seed draws.
+
+    A seed sorts the classes by a digest of (seed, class id): the same order on every machine and in every version.
+    """
+    sizes = [step.num_new for step in steps]
+    if isinstance(order, int):
+        order = sorted((*steps[-1].old, *steps[-1].new), key=lambda c: _digest(f"order {order} {c}"))
+    if len(order) != sum(sizes):
+        raise DataError(f"the order has {len(order)} classes, the protocol {sum(sizes)}; name each once")
+    rest = iter(order)
+    return steps_from_lists([[next(rest) for _ in range(size)] for size in sizes], class_names)
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.blake2b(text.encode(), digest_size=8).digest()
 
 
 def steps_from_lists(

@@ -11,7 +11,7 @@ from torch import Tensor
 from configs.schema import Config
 from data import DataError, Dataset
 from data.dataset import Picture
-from data.incremental import StepDataset, select_test, select_train, test_table, train_table
+from data.incremental import StepDataset, images_of_steps, select_test, test_table, train_table
 from data.index import build_index
 from data.protocols import Step, configured_steps
 from data.transforms import normalise, test_transform, train_transform
@@ -110,7 +110,11 @@ class Subject:
 def read_subject(folder: RunFolder, wanted: int | None, dataset: Dataset, config: Config) -> Subject:
     """The model that a run saved after a step, None for its last one, with the model and the method before that step."""
     steps = configured_steps(
-        config.data.dataset, config.data.protocol, config.data.steps, dataset.class_names
+        config.data.dataset,
+        config.data.protocol,
+        config.data.steps,
+        dataset.class_names,
+        config.data.order,
     )
     step = steps[choose_step(folder, wanted, len(steps))]
     device = torch.device("cuda" if config.train.device != "cpu" and torch.cuda.is_available() else "cpu")
@@ -181,8 +185,9 @@ class Batches:
     def _train(self, step: Step) -> tuple[StepDataset, Method]:
         """The images of a step as it was trained on them, crops and labels and l_seg."""
         data, subject = self.data, self.subject
-        chosen = select_train(self.train_classes, step, data.mode)
-        images = [self.dataset.train[i] for i in chosen]
+        names = [image.name for image in self.dataset.train]
+        chosen = images_of_steps(self.train_classes, names, subject.steps, data.mode, data.split_seed)
+        images = [self.dataset.train[i] for i in chosen[step.index]]
         transform = train_transform(data.crop, data.scale, data.flip)
         method = subject.method
         if step != subject.step:

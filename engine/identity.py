@@ -25,7 +25,7 @@ Facts = Mapping[str, Any]
 MODEL_KEYS = ("step", "class_ids", "classes", "network", "model", "methods")  # not where a model comes from
 # Of a recipe: all that a step is trained with but its objective, and what is compared in other ways or changes rounding alone.
 NO_RECIPE = (
-    *(*FREE_KEYS, *EVALUATION_KEYS, "method.", "data.void", "data.protocol", "data.steps"),
+    *(*FREE_KEYS, *EVALUATION_KEYS, "method.", "data.void", "data.protocol", "data.steps", "data.order"),
     *(
         "model.body",
         "model.output_stride",
@@ -210,6 +210,8 @@ def recipe_of(config: Facts, step: int) -> dict[str, dict]:
         }
         for section, keys in with_defaults({}).items()
     }
+    if recipe["data"]["mode"] != "partitioned":
+        del recipe["data"]["split_seed"]  # it has no say
     for section, idle in (("phase", "descent"), ("update", "plain")):
         if recipe[section]["name"] == idle or step < recipe[section]["from_step"]:
             recipe[section] = {"name": idle}

@@ -12,7 +12,7 @@ from tqdm import tqdm
 from configs.identity import run_name, short_name
 from configs.schema import EVALUATION_KEYS, FREE_KEYS, Config, ConfigError, dump_config, load_config
 from data import Dataset, load_dataset
-from data.incremental import check_steps, select_train
+from data.incremental import check_steps, images_of_steps
 from data.index import content_digest, read_index
 from data.loaders import iterations_per_epoch, micro_batch_size
 from data.memory import Kept, choose_memory
@@ -144,7 +144,11 @@ def prepare(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
         check_norms(config, ranks.world)
         dataset = load_dataset(config.data.dataset, config.data.root, config.data.train_list)
         steps = configured_steps(
-            config.data.dataset, config.data.protocol, config.data.steps, dataset.class_names
+            config.data.dataset,
+            config.data.protocol,
+            config.data.steps,
+            dataset.class_names,
+            config.data.order,
         )
         index = partial(
             read_index,
@@ -157,8 +161,9 @@ def prepare(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
         )
         train_index, test_index = index(dataset.train), index(dataset.test)
         train_classes, test_classes = train_index.classes, test_index.classes
-        check_steps(dataset.class_names, train_classes, steps, config.data.mode)
-        chosen = [select_train(train_classes, step, config.data.mode) for step in steps]
+        names = [image.name for image in dataset.train]
+        chosen = images_of_steps(train_classes, names, steps, config.data.mode, config.data.split_seed)
+        check_steps(dataset.class_names, train_classes, steps, chosen, config.data.mode)
         results: dict[str, Any] = {
             "config": config.model_dump(mode="json"),
             "protocol": [list(step.new) for step in steps],

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from configs.schema import ConfigError, dump_config
 from data import ade, voc
-from data.protocols import protocol_steps
+from data.protocols import configured_steps
 from engine import checkpoint
 from engine.arguments import read_config
 from engine.terminal import command
@@ -57,7 +57,8 @@ def convert(source: Path, target: Path, config_arguments: list[str], *, signed_n
                 "not say so; add model.dilations=[12,24,32] model.pooling=32, here and for train.py"
             ]
         )
-    steps = protocol_steps(config.data.dataset, config.data.protocol)
+    data, class_names = config.data, CLASS_NAMES[config.data.dataset]
+    steps = configured_steps(data.dataset, data.protocol, None, class_names, data.order)
     model = build_segmenter(**config.model.architecture)
     report = import_mib_checkpoint(source, model, signed_norms=signed_norms)
     sizes = [classifier.out_channels for classifier in model.classifiers]

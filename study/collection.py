@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from configs.identity import short_name
+from configs.identity import order_name, short_name
 from configs.schema import with_defaults
 from data.protocols import BACKGROUND, Step, steps_from_lists
 from engine.results import figures_by_step, steps_asked_for, steps_done
@@ -166,6 +166,9 @@ class Collection:
         default_factory=list
     )  # left out, and the run that was there before
     evaluations: dict[str, "Collection"] = field(default_factory=dict)  # its runs in other settings, by name
+    orders: dict[str, "Collection"] = field(
+        default_factory=dict
+    )  # of the recipe in other orders of the classes
 
     @property
     def steps(self) -> list[Step]:
@@ -250,7 +253,10 @@ def collect(runs: Sequence[RecordedRun]) -> Collection | None:
     collection.unfinished = [run for run in runs if not run.is_finished]
     for run in finished:
         differences = recipe_differences(collection.reference, run)
-        seeds = collection.cells.setdefault(run.setting, {}) if not differences else {}
+        cells = collection.cells
+        if differences and all(difference.startswith("data.order: ") for difference in differences):
+            cells, differences = collection.orders.setdefault(order_of(run), Collection(run)).cells, []
+        seeds = cells.setdefault(run.setting, {}) if not differences else {}
         if differences:
             collection.foreign.append((run, differences))
         elif run.seed in seeds:
@@ -261,6 +267,12 @@ def collect(runs: Sequence[RecordedRun]) -> Collection | None:
         others = collection.evaluations.setdefault(str(view.evaluation), Collection(collection.reference))
         others.cells.setdefault(view.setting, {})[view.seed] = view
     return collection
+
+
+def order_of(run: RecordedRun) -> str:
+    """How tables call the order in which a run learned its protocol's classes."""
+    order = run.config["data"]["order"]
+    return "as numbered" if order is None else order_name(order)
 
 
 def scored_otherwise(run: RecordedRun) -> list[RecordedRun]:

@@ -30,7 +30,9 @@ AXES = (
 AXES_OF_JOINT = (
     "data.protocol",
     "data.steps",
+    "data.order",
     "data.mode",
+    "data.split_seed",
     "data.unseen",
     "optim.lr_later",
     "train.epochs_later",
@@ -193,7 +195,9 @@ def is_of_its_data(config: Mapping[str, Any]) -> bool:
     data = config["data"]
     setting = data["dataset"], data["protocol"], data["mode"]
     papers = tuple(SETTING["data"].values())
-    return setting == papers or (data["dataset"] == papers[0] and is_offline(config))
+    return (setting == papers and data["order"] is None) or (
+        data["dataset"] == papers[0] and is_offline(config)
+    )
 
 
 class Comparable(Protocol):

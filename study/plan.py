@@ -18,7 +18,7 @@ from configs.schema import (
     with_defaults,
 )
 from data import load_dataset
-from data.incremental import select_train
+from data.incremental import images_of_steps
 from data.index import build_index
 from data.official import LISTS, STEP_SIZES
 from data.protocols import PROTOCOLS, configured_steps
@@ -206,7 +206,8 @@ def choose(jobs: Mapping[Job, Config], patterns: Sequence[str]) -> dict[Job, Con
 def look_at(jobs: Mapping[Job, Config], preset: Preset, count: bool = True) -> list[PlannedRun]:
     """How far each job is. `count` reads the data set; without it the costs are known as far as the preset knows them."""
     data = {config.data for config in jobs.values()}
-    sizes = {d: count_pictures(d) if count else preset.sizes.get((d.protocol or "", d.mode)) for d in data}
+    known = {d: preset.sizes.get((d.protocol or "", d.mode)) if d.order is None else None for d in data}
+    sizes = {d: count_pictures(d) if count else known[d] for d in data}
     runs = [PlannedRun(job, config, sizes[config.data]) for job, config in jobs.items()]
     wanted = {run.job.needs for run in runs if run.to_do}
     for run in runs:
@@ -220,8 +221,9 @@ def count_pictures(data: DataConfig) -> Sizes:
     classes = build_index(
         dataset.name, dataset.train, dataset.num_classes, cache=data.cache, unnamed=data.unnamed
     )
-    steps = configured_steps(data.dataset, data.protocol, data.steps, dataset.class_names)
-    return tuple(len(select_train(classes, step, data.mode)) for step in steps)
+    steps = configured_steps(data.dataset, data.protocol, data.steps, dataset.class_names, data.order)
+    names = [image.name for image in dataset.train]
+    return tuple(map(len, images_of_steps(classes, names, steps, data.mode, data.split_seed)))
 
 
 # --------------------------------------------------------------------------------------------------- printing the plan

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
+from configs.identity import order_name
 from configs.messages import not_one_of
 from data.files import write_atomically
 from engine.results import steps_done
@@ -102,6 +103,11 @@ def assemble(runs: Collection, tables: Iterable[str], pictures: int = 0, with_fi
             f"{run.place}: {name(runs, setting)}, seed {seed}"
             for setting in found(runs)
             for seed, run in sorted(runs.cells[setting].items())
+        ]
+        + [
+            f"{run.place}: {name(runs, run.setting)}, order {order}, seed {run.seed}"
+            for order, others in runs.orders.items()
+            for run in others.runs
         ],
     }
     facts = describe(runs)
@@ -120,6 +126,7 @@ def describe(runs: Collection) -> list[str]:
     config = runs.reference.config
     data, train = config["data"], config["train"]
     protocol = data["protocol"] or f"own steps ({len(runs.steps)})"
+    protocol += "" if data["order"] is None else f", order {order_name(data['order'])}"
     facts = [
         f"{data['dataset']} {protocol} {data['mode']}, {config['model']['body']}, crop {data['crop']}, "
         f"{train['epochs']} + {train['epochs_later']} epochs, batch {train['batch_size']}: "

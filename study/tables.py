@@ -7,7 +7,7 @@ Markdown file use.
 from collections.abc import Callable, Iterable, Sequence
 
 from data.protocols import BACKGROUND
-from study import comparisons, identity, paper
+from study import comparisons, identity, orders, paper
 from study.cells import KEYS, cell, means, number, seeds
 from study.collection import Collection
 from study.layouts import EMPTY, Section, Table
@@ -168,6 +168,7 @@ SECTIONS: dict[str, Callable[[Collection], Section]] = {
     "differences": comparisons.table_differences,
     "neighbours": comparisons.table_neighbours,
     "forgetting": comparisons.table_forgetting,
+    "orders": orders.table_orders,
     "evaluations": comparisons.table_evaluations,
     "costs": comparisons.table_costs,
 }

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 from configs import ConfigError, config_differences, dump_config, load_config, yaml_core
+from configs.identity import run_name
 from configs.registry import Registry
 from configs.schema import Config
 from data.protocols import PROTOCOLS
@@ -186,6 +187,19 @@ def test_own_steps_replace_the_protocol_of_an_earlier_layer():
     assert config.data.protocol is None, "a strength published for 15-1 must not apply"
 
 
+def test_an_order_beside_own_steps_is_refused(overlay):
+    (problem,) = problems("data.steps=[[1], [2]]", "data.order=3")
+    assert "data.order: 3 cannot be given together with data.steps" in problem
+
+
+def test_runs_of_other_orders_and_partitions_have_folders_of_their_own():
+    orders = ("null", "0", "1", str([*range(20, 0, -1)]), str([20, *range(1, 20)]))
+    names = [run_name(load_config([], [f"data.order={order}"]).model_dump()) for order in orders]
+    splits = ["data.mode=partitioned"], ["data.mode=partitioned", "data.split_seed=1"]
+    names += [run_name(load_config([], split).model_dump()) for split in splits]
+    assert len(set(names)) == len(names) and names[0] == "voc_15-1_disjoint_ft_seed42"
+
+
 def test_a_protocol_replaces_the_steps_of_an_earlier_layer(overlay):
     config = load_config([overlay("data: {steps: [[1], [2]]}")], ["data.protocol=15-5"])
     assert (config.data.protocol, config.data.steps) == ("15-5", None)
@@ -219,7 +233,7 @@ HALVES = "is not one of iteration, epoch or a number of iterations from 1 on"
         ("train.amp=false", "train.amp: false is not one of off, bf16, fp16"),
         (
             "data.mode=overlaped",
-            "data.mode: 'overlaped' is not one of disjoint, overlapped, sequential (did you mean overl",
+            "data.mode: 'overlaped' is not one of disjoint, overlapped, sequential, partitioned (did you mean overl",
         ),
         ("model.output_stride=32", "model.output_stride: 32 is not one of 8, 16"),
         ("optim.lr='1e-3'", "optim.lr: '1e-3' is not a number but text"),
@@ -254,6 +268,18 @@ HALVES = "is not one of iteration, epoch or a number of iterations from 1 on"
         ("data.steps=[[1], [0]]", "data.steps[1][0]: 0 is no class id"),
         ("data.steps=[[1], [true]]", "data.steps[1][0]: true is neither the name nor the id of a class"),
         ("data.steps=[[a], [b, a]]", "data.steps: [['a'], ['b', 'a']] learns a class twice: a"),
+        (
+            "data.order=-1",
+            "data.order: -1 is neither a seed (a whole number from 0 on) nor a list of classes",
+        ),
+        ("data.order=true", "data.order: true is neither a seed"),
+        ("data.order=[1, 2, 1]", "data.order: [1, 2, 1] learns a class twice: 1"),
+        ("data.order=[1, 0]", "data.order: [1, 0] is no class id"),
+        ("data.order=[1, 2]", "data.order: [1, 2] has 2 classes, the protocol 15-1 has 20: name each once"),
+        (
+            f"data.order={[*range(2, 22)]}",
+            f"data.order: {[*range(2, 22)]} has a class 21; the ids are 1 to 20",
+        ),
         ("data={steps: [[1]], protocol: 15-1}", "data.steps: cannot be given together with data.protocol"),
         ("train.last_step=6", "train.last_step: 6 does not exist: the steps are 0 to 5"),
         ("train.first_step=6", "train.first_step: 6 does not exist: the steps are 0 to 5"),

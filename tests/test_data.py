@@ -15,7 +15,7 @@ from data.ade import CLASS_NAMES as ADE_NAMES
 from data.dataset import read_list
 from data.folder import read_class_names
 from data.images import read_image, read_mask
-from data.incremental import check_steps, select_test, select_train, test_table, train_table
+from data.incremental import check_steps, images_of_steps, select_test, select_train, test_table, train_table
 from data.index import build_index
 from data.palette import voc_palette
 from data.protocols import Step, protocol_steps, steps_from_lists
@@ -445,6 +445,7 @@ def test_convert_masks_with_own_colours(tmp_path, capsys):
 # --- steps -----------------------------------------------------------------------------------------------------------
 
 CLASSES = [frozenset(row) for row in ([1], [1, 2], [2], [2, 3], [3, 4], [4], [])]
+NAMES = [f"image{i}" for i in range(len(CLASSES))]
 
 
 @pytest.mark.parametrize(
@@ -472,7 +473,7 @@ def test_select_test():
 STEP = Step(1, old=(7, 3), new=(5, 4))  # labels: 0, 7 -> 1, 3 -> 2, 5 -> 3, 4 -> 4
 
 
-@pytest.mark.parametrize("mode", ["disjoint", "overlapped", "sequential"])
+@pytest.mark.parametrize("mode", ["disjoint", "overlapped", "sequential", "partitioned"])
 @pytest.mark.parametrize(("void", "void_label"), [("ignore", 255), ("background", 0)])
 def test_train_table(mode, void, void_label):
     expected = {5: 3, 4: 4, 255: void_label} | ({7: 1, 3: 2} if mode == "sequential" else {})
@@ -498,13 +499,17 @@ def test_wrong_choices_are_named():
 
 
 def test_check_steps():
-    names = ("background", "ant", "bee", "cow", "dog")
-    check_steps(names, CLASSES, steps_from_lists([[1, 2], [3], [4]]), "disjoint")
+    def check(lists, mode):
+        steps = steps_from_lists(lists)
+        chosen = images_of_steps(CLASSES, NAMES, steps, mode)
+        check_steps(("background", "ant", "bee", "cow", "dog"), CLASSES, steps, chosen, mode)
+
+    check([[1, 2], [3], [4]], "disjoint")
     with pytest.raises(DataError, match=r"step 0 learns cow \(3\)"):  # class 3 comes only with 2 or 4
-        check_steps(names, CLASSES, steps_from_lists([[1, 3], [2], [4]]), "disjoint")
-    check_steps(names, CLASSES, steps_from_lists([[1, 3], [2], [4]]), "overlapped")
+        check([[1, 3], [2], [4]], "disjoint")
+    check([[1, 3], [2], [4]], "overlapped")
     with pytest.raises(DataError, match="step 1 learns class 5"):
-        check_steps(names, CLASSES, steps_from_lists([[1], [5]]), "overlapped")
+        check([[1], [5]], "overlapped")
 
 
 @pytest.mark.slow

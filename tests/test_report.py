@@ -6,6 +6,7 @@ import html.parser
 import json
 import re
 import shutil
+import statistics
 import xml.etree.ElementTree as xml
 from pathlib import Path
 
@@ -14,12 +15,12 @@ import pytest
 from scipy.stats import ttest_rel
 
 from configs.schema import load_config
-from data.protocols import protocol_steps, steps_from_lists
+from data.protocols import configured_steps, protocol_steps, steps_from_lists
 from engine.results import step_result
 from scripts import report
 from study import figures, identity, layouts, paper
 from study.collection import paired, spread
-from study.report import describe, read_runs
+from study.report import describe, read_runs, warnings
 from study.tables import SECTIONS
 from tracking.text import latex
 
@@ -872,3 +873,49 @@ def test_the_pages_with_generated_tables_are_found():
 @pytest.mark.parametrize("document", GENERATED)
 def test_published_tables_are_those_of_the_committed_results(document, capsys):
     assert report.main(["--readme", str(ROOT / document), "--check"]) == 0, capsys.readouterr().out
+
+
+# --- orders of the classes ------------------------------------------------------------------------------------------------
+
+
+def write_orders(folder: Path, orders=(None, None, 0, 1), **keys) -> list[dict]:
+    """A run of each order; those of the same order have different seeds."""
+    plans = [configured_steps("voc", "15-1", None, NAMES, order) for order in orders]
+    return [
+        write_run(folder, f"{i}", seed=1 + i, steps=[step.new for step in plan], data__order=order, **keys)
+        for i, (order, plan) in enumerate(zip(orders, plans, strict=True))
+    ]
+
+
+def test_orders_are_summed_up_in_a_table_of_their_own(tmp_path):
+    made = write_orders(tmp_path)
+    runs = read_runs([tmp_path])
+    assert not warnings(runs) and len(runs.runs) == 2, "other tables have one order alone"
+    over, each = SECTIONS["orders"](runs).tables
+    for key in ("old", "new", "all"):
+        first, second, *others = [100 * results["steps"][-1]["miou"][key] for results in made]
+        figures = [(first + second) / 2, *others]
+        shown = f"{statistics.fmean(figures):.1f} ± {statistics.stdev(figures):.1f}"
+        assert row(over, "MiB") | {"orders": "3", key: shown} == row(over, "MiB")
+    assert [line[:3] for line in each.rows] == [
+        ["MiB", "as numbered", "2"],
+        ["MiB", "0", "1"],
+        ["MiB", "1", "1"],
+    ]
+
+
+def test_one_order_makes_no_table_of_orders(runs):
+    assert not section(runs[0], "orders").tables
+
+
+def test_a_run_of_another_order_and_another_recipe_is_left_out(tmp_path):
+    write_orders(tmp_path)
+    write_orders(tmp_path / "other", orders=(2,), train__epochs=7)
+    found = read_runs([tmp_path])
+    assert list(found.orders) == ["0", "1"]
+    assert "train.epochs: 30 -> 7" in warnings(found)[0] and "data.order: null -> 2" in warnings(found)[0]
+
+
+def test_the_papers_figures_do_not_stand_beside_another_order(tmp_path):
+    write_orders(tmp_path, orders=(3,))
+    assert "paper" not in str(section(tmp_path, "table1").tables[0].groups)

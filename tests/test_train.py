@@ -12,6 +12,8 @@ from conftest import Killed, mostly_slow, walk_until
 from test_resume import assert_same_statistics
 
 import train
+from data.incremental import draw_class
+from data.protocols import PROTOCOLS
 from engine import checkpoint
 from engine.arguments import read_config
 from engine.ranks import StopRequest, start_ranks
@@ -602,3 +604,26 @@ def test_a_run_whose_steps_end_on_an_ascent_says_so(options, is_said, toy_argume
     if is_said:
         p, every = (option.split("=")[1] for option in options)
         assert f"note: with phase.p={p} and phase.every={every} a step" in said
+
+
+def test_a_partitioned_run_trains_on_each_image_once(toy_arguments, tmp_path, capsys):
+    options = ("data.mode=partitioned", "train.epochs=1", "train.epochs_later=1", "train.batch_size=2")
+    mixed = {
+        "train_aug_009": frozenset({1, 3}),
+        "train_aug_011": frozenset({2, 3}),
+    }  # the rest show but one step's
+    seed = next(s for s in range(99) if 3 not in [draw_class(c, name, s) for name, c in mixed.items()])
+    assert train.main(toy_arguments(*options, f"data.split_seed={seed}")) == 0
+    results = json.loads((tmp_path / "runs/run/results.json").read_text())
+    assert [step["images"] for step in results["steps"]] == [10, 2]
+    assert train.main(toy_arguments(*options, f"data.split_seed={seed + 1}")) == 2
+    assert f"data.split_seed: {seed} -> {seed + 1}" in capsys.readouterr().err
+
+
+def test_a_run_learns_the_classes_in_the_order_that_is_given(toy_arguments, tmp_path, monkeypatch):
+    monkeypatch.setitem(PROTOCOLS["voc"], "toy", ((1, 2), (3,)))
+    options = ("data.steps=null", "data.protocol=toy", "data.order=[3, bicycle, 1]")
+    assert train.main(toy_arguments(*options, "data.mode=overlapped", "train.batch_size=2")) == 0
+    results = json.loads((tmp_path / "runs/run/results.json").read_text())
+    assert results["protocol"] == [[3, 2], [1]]
+    assert checkpoint.load(tmp_path / "runs/run/step_1.pt")["class_ids"] == [0, 3, 2, 1]
