@@ -78,11 +78,10 @@ def _no_repeats(steps: tuple[tuple[int | str, ...], ...]) -> tuple[tuple[int | s
 
 
 def _order(value: Any) -> Any:
-    if isinstance(value, list | tuple):
-        return _no_repeats((tuple(map(_class, value)),))[0]
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+    is_seed = isinstance(value, int) and not isinstance(value, bool) and value >= 0
+    if not is_seed and not isinstance(value, list | tuple):
         raise ValueError("is neither a seed (a whole number from 0 on) nor a list of classes")
-    return value
+    return value if is_seed else _no_repeats((tuple(map(_class, value)),))[0]
 
 
 def _no_name_twice(names: tuple[str, ...]) -> tuple[str, ...]:
@@ -312,10 +311,8 @@ def load_config(
         if registry.key not in invalid:
             invalid |= _check_choice(registry, layers, invalid)
     for keys, check in RULES:
-        if not layers.incomplete and invalid.isdisjoint(keys):
-            text = check(*map(layers.value, keys))
-            if text:
-                layers.problem(text, *keys)
+        if not layers.incomplete and invalid.isdisjoint(keys) and (text := check(*map(layers.value, keys))):
+            layers.problem(text, *keys)
     if config is not None and not layers.problems:
         for registry in registries:
             for name in _chosen(registry, layers):
