@@ -6,7 +6,7 @@ from typing import Any
 
 
 def short_name(config: Mapping[str, Any]) -> str:
-    """Method, phase and what else forms the update, without their numbers, as the overlays are called: "mib + sam"."""
+    """Method, phase and what else forms the weights, without their numbers, as the overlays are called: "mib + sam"."""
     names = _names(config)
     if config["method"].get("entropy", 0) > 0:  # .get: configs of runs that are older than the key
         names.append("cpr")
@@ -36,11 +36,13 @@ def order_name(order: int | Sequence[int | str]) -> str:
 
 
 def _names(config: Mapping[str, Any]) -> list[str]:
-    """Method, phase and update rule, as far as they are not the plain ones."""
-    method, phase, update = (config.get(section, {}).get("name") for section in ("method", "phase", "update"))
+    """Method, phase, update rule and average, as far as they are not the plain ones."""
+    method, *others = (
+        config.get(section, {}).get("name") for section in ("method", "phase", "update", "average")
+    )
     if method is None:
         raise KeyError("method.name")
-    return [method, *(name for name in (phase, update) if name not in (None, "descent", "plain"))]
+    return [method, *(name for name in others if name not in (None, "descent", "plain", "none"))]
 
 
 def is_stable_sgd(config: Mapping[str, Any]) -> bool:

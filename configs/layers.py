@@ -13,6 +13,7 @@ OPTIONS = (
     "method.options",
     "phase.options",
     "update.options",
+    "average.options",
 )  # the mappings whose keys the chosen thing declares
 
 

@@ -1,4 +1,4 @@
-"""What a config chooses by name: methods, phases, update rules, backbones, data sets, trackers, launchers.
+"""What a config chooses by name: methods, phases, update rules, averages, backbones, data sets, trackers, launchers.
 
 @register("mine")                           in a new file of the registry's folder: nothing else has to be told
 class Mine(AlterSGD):

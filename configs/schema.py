@@ -217,6 +217,11 @@ class UpdateConfig(Section):
     options: Options
 
 
+class AverageConfig(Section):
+    name: Text
+    options: Options
+
+
 class OptimConfig(Section):
     name: Text
     lr: Positive
@@ -265,6 +270,7 @@ class Config(Section):
     method: MethodConfig
     phase: PhaseConfig
     update: UpdateConfig
+    average: AverageConfig
     optim: OptimConfig
     train: TrainConfig
     run: RunConfig

@@ -9,12 +9,12 @@ from data import DATASETS
 from data.protocols import PROTOCOLS
 from engine.optim import OPTIMIZERS, settings_of
 from engine.schedules import SCHEDULES
-from methods import METHODS, PHASES, UPDATES, make_method, published_strength
+from methods import AVERAGES, METHODS, PHASES, UPDATES, make_method, published_strength
 from models import BACKBONES
 from tracking.tracker import TRACKERS
 
 REGISTRIES: tuple[Registry, ...] = (
-    *(DATASETS, BACKBONES, METHODS, PHASES, UPDATES),
+    *(DATASETS, BACKBONES, METHODS, PHASES, UPDATES, AVERAGES),
     *(OPTIMIZERS, SCHEDULES, TRACKERS),
 )
 
@@ -82,7 +82,7 @@ def help_text(about: str) -> str:
     protocols = "\n".join(f"  {name}: {', '.join(PROTOCOLS[name])}" for name in DATASETS if name in PROTOCOLS)
     return (
         f"{about}\nMethods (method.name): {', '.join(METHODS)}\nPhases (phase.name): {', '.join(PHASES)}\n"
-        f"Update rules (update.name): {', '.join(UPDATES)}\n"
+        f"Update rules (update.name): {', '.join(UPDATES)}\nAverages (average.name): {', '.join(AVERAGES)}\n"
         f"Optimizers (optim.name): {', '.join(OPTIMIZERS)}\nSchedules (optim.schedule): {', '.join(SCHEDULES)}\n"
         f"Backbones (model.body): {', '.join(BACKBONES)}\n"
         f"Trackers (run.tracker): {', '.join(TRACKERS)}\nData sets (data.dataset): {', '.join(DATASETS)}\n"

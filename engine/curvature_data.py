@@ -19,7 +19,7 @@ from engine import checkpoint, identity
 from engine.probe import freeze_like, has_retention, penalty, plain_method
 from engine.run_folder import RunError, RunFolder
 from engine.step import load_method_state
-from methods import Method, make_phase
+from methods import Method, make_average, make_phase
 from metrics import flatness
 from models.segmenter import Output, Segmenter
 
@@ -128,6 +128,7 @@ def read_subject(folder: RunFolder, wanted: int | None, dataset: Dataset, config
         before.returns_stages = model.returns_stages = method.needs_stages
         start.add_classes(step.num_new)
         method.init_classifier(start)
+    make_average(**config.average.model_dump()).begin_step(start, step)
     method.begin_step(start, step)
     freeze_like(start, model)
     return Subject(config, steps, step, model, before, method, state["network"]["arguments"]["norm"])

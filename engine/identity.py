@@ -215,6 +215,8 @@ def recipe_of(config: Facts, step: int) -> dict[str, dict]:
     for section, idle in (("phase", "descent"), ("update", "plain")):
         if recipe[section]["name"] == idle or step < recipe[section]["from_step"]:
             recipe[section] = {"name": idle}
+    if recipe["average"]["name"] == "none" or step == 0:
+        del recipe["average"]  # as in checkpoints from before it existed
     return recipe
 
 

@@ -24,7 +24,18 @@ from engine.run import Run
 from engine.run_folder import RunError
 from engine.schedules import make_schedule, set_learning_rate
 from engine.watch import Watch, not_to_be_saved, stop_all_ranks
-from methods import METHODS, Descent, Method, Update, Weights, WithObservers, make_method, make_update
+from methods import (
+    METHODS,
+    Average,
+    Descent,
+    Method,
+    Update,
+    Weights,
+    WithObservers,
+    make_average,
+    make_method,
+    make_update,
+)
 from models.pretrained import load_body_weights
 from models.segmenter import Output, Segmenter, build_segmenter
 from tracking.progress import Progress, bar_place
@@ -65,7 +76,8 @@ class Training:
 def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
     """The trained model of a step, which is saved, and what its checkpoint holds beside it."""
     config, ranks, total = run.config, run.ranks, run.iterations(step)
-    model, teacher, method = begin_step(run, step)
+    average = make_average(**config.average.model_dump())
+    model, teacher, method = begin_step(run, step, average)
     phase = run.phase(step)
     last = phase.last_iteration(total)
     update = make_update(step=step.index, **config.update.model_dump())
@@ -90,6 +102,7 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
     watch.progress.close()
     agree(model, ranks)
     method.end_step(model)
+    average.end_step(model, step)
     updates = sum(phase.updates(iteration, total) for iteration in range(1, last + 1))
     costs = {
         "seconds": watch.seconds_spent(),
@@ -141,9 +154,11 @@ def make_watch(
     return Watch(run, step, training.model, parts, loader, probe, progress, last=last, **spent)
 
 
-def begin_step(run: Run, step: Step) -> tuple[Segmenter, Segmenter | None, Method]:
+def begin_step(
+    run: Run, step: Step, average: Average | None = None
+) -> tuple[Segmenter, Segmenter | None, Method]:
     """Model, teacher and method as they stand before the first iteration."""
-    config = run.config
+    config, average = run.config, average or Average()
     torch.manual_seed(config.train.seed * 1000 + step.index)  # alike whoever trained the step before
     losses = "fused" if config.train.losses == "fused" else "plain"
     method = make_method(config.method.name, config.method.cross_entropy, config.method.options, losses)
@@ -161,6 +176,7 @@ def begin_step(run: Run, step: Step) -> tuple[Segmenter, Segmenter | None, Metho
         model.add_classes(step.num_classes)
     else:
         model, state = load_step(run, run.steps[step.index - 1])
+        average.remember(model)
         load_method_state(method, state["methods"], step)
         if method.needs_teacher:
             teacher = run.place.arrange(model.teacher())
@@ -170,6 +186,7 @@ def begin_step(run: Run, step: Step) -> tuple[Segmenter, Segmenter | None, Metho
         model.returns_stages = method.needs_stages
     model.dropout = config.model.dropout
     model = run.place.arrange(model).train()
+    average.begin_step(model, step)
     method.begin_step(model, step)
     if not any(p.requires_grad for p in model.parameters()):
         raise RunError(

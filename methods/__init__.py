@@ -1,5 +1,6 @@
-"""Methods, phases and update rules. A new one is one new file in this folder, in phases/ or in updates/."""
+"""Methods, phases, update rules and averages. A new one is one new file in this folder, in phases/, updates/ or averages/."""
 
+from methods.averages.none import AVERAGES, Average, make_average
 from methods.base import (
     METHODS,
     Method,
@@ -15,10 +16,12 @@ from methods.phases.descent import PHASES, Descent, make_phase
 from methods.updates.plain import UPDATES, Evaluate, Update, make_update
 
 __all__ = [
+    "AVERAGES",
     "METHODS",
     "PHASES",
     "UPDATES",
     "AlterSGD",
+    "Average",
     "Consolidate",
     "Descent",
     "Evaluate",
@@ -27,6 +30,7 @@ __all__ = [
     "Update",
     "Weights",
     "WithObservers",
+    "make_average",
     "make_method",
     "make_phase",
     "make_update",

@@ -21,10 +21,11 @@ from study.paper import CHOICES, DEFAULT_P, METHODS, MIB_STRENGTH_15_1, SETTING
 RADIUS = 0.01  # the default of update.radius, which names leave out
 OTHERS = {"PLOP": ("plop", 0.01)}  # not in the paper
 PHASES = {"altersgd": "AlterSGD", "consolidate": "Consolidate", "pause": "Pause", "stop": "Stop"}
+AVERAGES = {"ewf": "EWF"}
 SPEED_KEYS = ("train.channels_last", "train.losses")
 AXES = (
     *("method.name", "method.strength", "method.options", "phase.", "train.seed"),
-    *("method.entropy", "method.memory", "update.", "model.dropout", "optim.lr_decay"),
+    *("method.entropy", "method.memory", "update.", "average.", "model.dropout", "optim.lr_decay"),
 )
 # Learning all classes at once is a protocol of its own and has no later steps.
 AXES_OF_JOINT = (
@@ -51,7 +52,7 @@ class Setting:
     changes: tuple[
         tuple[str, Any], ...
     ] = ()  # of CHOICES and of the method's own options, where not the default
-    beside: tuple[str, ...] = ()  # what else looks for flat minima: "SAM 0.05"
+    beside: tuple[str, ...] = ()  # what else forms the weights: "SAM 0.05", "EWF"
 
 
 def setting_of(config: Mapping[str, Any]) -> Setting:
@@ -71,6 +72,11 @@ def _beside(config: Mapping[str, Any]) -> tuple[str, ...]:
         names.append(f"CPR {config['method']['entropy']:g}")
     if config["method"]["memory"]:
         names.append(f"memory {config['method']['memory']}")
+    if config["average"]["name"] != "none":
+        names.append(AVERAGES.get(config["average"]["name"], config["average"]["name"]))
+        names[-1] += "".join(
+            f", {key} {value}" for key, value in sorted(config["average"]["options"].items())
+        )
     if is_stable_sgd(config):
         pieces = f"dropout {config['model']['dropout']:g}, rate x {optim['lr_decay']:g}, batch {config['train']['batch_size']}"
         names.append(f"Stable SGD ({pieces})")

@@ -110,6 +110,7 @@ def holder(registry: Registry) -> str:
         "methods.base",
         "methods.phases.descent",
         "methods.updates.plain",
+        "methods.averages.none",
         "engine.optim",
         "engine.schedules",
         "tracking.tracker",

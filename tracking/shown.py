@@ -80,6 +80,7 @@ def hyperparameters(config: Mapping[str, Any]) -> dict[str, float | str]:
         "lambda_b": weight("lambda_b"),
         "strength": strength,
         "update": config["update"]["name"],
+        "average": config["average"]["name"],
         "entropy": method["entropy"],
         "dropout": config["model"]["dropout"],
         "lr": optim["lr"],

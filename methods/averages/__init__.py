@@ -1,0 +1,1 @@
+"""Which weights a step hands over."""
