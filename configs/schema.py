@@ -332,7 +332,7 @@ def load_config(
 
 def dump_config(config: Config) -> str:
     """YAML that `load_config` reads back to an equal Config."""
-    return yaml_core.dump(_plain(config.model_dump()))
+    return yaml_core.dump(yaml_core.plain(config.model_dump()))
 
 
 def with_defaults(tree: Mapping[str, Mapping]) -> dict[str, dict]:
@@ -343,7 +343,7 @@ def with_defaults(tree: Mapping[str, Mapping]) -> dict[str, dict]:
 
 def config_differences(old: Mapping, new: Mapping, free: tuple[str, ...] = ()) -> list[str]:
     """What changed between two nested mappings: "optim.lr: 0.01 -> 0.02", sorted by key; not what begins like `free`."""
-    before, after = dict(_leaves(_plain(old))), dict(_leaves(_plain(new)))
+    before, after = dict(_leaves(yaml_core.plain(old))), dict(_leaves(yaml_core.plain(new)))
     missing = object()
 
     def shown(leaves: dict[str, Any], key: str) -> str:
@@ -388,13 +388,6 @@ def _check_choice(registry: Registry, layers: Layers, invalid: set[str]) -> set[
     for option, text in wrong:
         layers.problem(text, key, place=f".{option}")
     return {key} if wrong else set()
-
-
-def _plain(value: Any) -> Any:
-    """Tuples as lists, as YAML knows them."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    return [_plain(item) for item in value] if isinstance(value, list | tuple) else value
 
 
 def _leaves(tree: Mapping, prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -6,6 +6,7 @@ core ones are refused, and so are keys that are repeated or not text.
 """
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 import yaml
@@ -113,3 +114,10 @@ def parse(text: str) -> Any:
 def dump(value: Any) -> str:
     """YAML text that `parse` reads back to an equal value."""
     return yaml.dump(value, Dumper=_Dumper, sort_keys=False, width=float("inf"))
+
+
+def plain(value: Any) -> Any:
+    """Tuples as lists, as YAML knows them."""
+    if isinstance(value, Mapping):
+        return {key: plain(item) for key, item in value.items()}
+    return [plain(item) for item in value] if isinstance(value, list | tuple) else value
