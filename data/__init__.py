@@ -6,8 +6,10 @@ import shlex
 from pathlib import Path
 
 from data.dataset import DATASETS, DataError, Dataset, Picture, raise_problems
+from data.official import LISTS
+from data.packs import load_pack
 
-__all__ = ["DATASETS", "DataError", "Dataset", "Picture", "find_dataset", "load_dataset"]
+__all__ = ["DATASETS", "DataError", "Dataset", "Picture", "find_dataset", "find_lists", "load_dataset"]
 
 DATASETS.discover()  # at once: a data set may bring protocols of its own
 
@@ -30,4 +32,20 @@ def find_dataset(name: str, root: str | Path | None, train_list: str = "auto") -
     """As much of the data set as is there; its `problems` say what is not."""
     if name not in DATASETS:
         raise DataError(f"data.dataset: {DATASETS.unknown(name)}")
+    if root is not None and (file := Path(root).expanduser()).is_file():
+        return load_pack(file, name, train_list)
     return DATASETS[name](root, train_list)
+
+
+def find_lists(dataset: Dataset, root: str | Path) -> dict[str, tuple[list[Picture], list[str]]]:
+    """Every list of the data set at `root`, by name, and its problems: VOC has one more than a run uses."""
+    used = {dataset.train_list: dataset.train, "val": dataset.test}
+    lists = {name: (pictures, dataset.problems[name]) for name, pictures in used.items()}
+    for other in LISTS.get(dataset.name, {}).keys() - used:
+        try:
+            alternative = find_dataset(dataset.name, root, other)
+        except DataError:
+            continue
+        if alternative.train:
+            lists[other] = alternative.train, alternative.problems[other]
+    return dict(sorted(lists.items()))

@@ -6,10 +6,13 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from configs.errors import UserError
 from configs.registry import Conflicts, Registry
+
+if TYPE_CHECKING:
+    from data.packs import File
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".JPG", ".JPEG", ".png", ".PNG")
 MASK_SUFFIXES = (".png", ".PNG")
@@ -22,8 +25,8 @@ class DataError(UserError, ValueError):
 
 class Picture(NamedTuple):
     name: str
-    image: Path
-    mask: Path
+    image: File
+    mask: File
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,8 @@
 
 An image is read as a viewer shows it: turned as its EXIF data say, on white where it is transparent, deep greys scaled to
 bytes, the first frame of an animation. Only the formats that are asked for are tried, whatever a file is called: left
-to itself, Pillow hands a file that begins like PostScript to Ghostscript.
+to itself, Pillow hands a file that begins like PostScript to Ghostscript. A file may be a record of a packed data set (`File`);
+a decoded one holds what was read here when it was packed.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ import numpy as np
 from PIL import ExifTags, Image, ImageFile, ImageOps, UnidentifiedImageError
 
 from data.dataset import DataError
+from data.packs import DecodedRecord, File, Record
 
 FORMATS = ("JPEG", "PNG")  # of the images of a data set
 MASK_FORMATS = ("PNG",)  # one that keeps every value
@@ -61,20 +63,31 @@ class Look(NamedTuple):
     how: tuple[str, ...]  # in what it is not read as it is stored: TURNED, ON_WHITE, SCALED
 
 
-def read_bytes(path: Path) -> bytes:
-    """The content of a file; the errors are those of the readers."""
+def read_bytes(path: File) -> bytes:
+    """The content of a file, or of its record in a pack; the errors are those of the readers."""
     with _as_data_errors(path):
-        _refuse_pipes(path)
+        if isinstance(path, Path):
+            _refuse_pipes(path)
         return path.read_bytes()
 
 
-def read_image(path: Path) -> np.ndarray:
+def read_pixels(record: DecodedRecord) -> np.ndarray:
+    """What was decoded when the data set was packed."""
+    with _as_data_errors(record):
+        return record.pixels()
+
+
+def read_image(path: File) -> np.ndarray:
     """The image of a data set as H x W x 3 bytes."""
+    if isinstance(path, DecodedRecord):
+        return read_pixels(path)
     return np.array(open_image(path)[0])
 
 
-def open_image(path: Path, formats: Sequence[str] = FORMATS) -> tuple[Image.Image, int]:
+def open_image(path: File, formats: Sequence[str] = FORMATS) -> tuple[Image.Image, int]:
     """The image in RGB, and the number of frames in its file, of which it is the first."""
+    if isinstance(path, DecodedRecord):
+        return Image.fromarray(read_pixels(path)), 1
     with _opened(path, formats) as image:
         frames = getattr(image, "n_frames", 1)
         image.load()
@@ -117,8 +130,10 @@ def _bytes(values: np.ndarray) -> np.ndarray:
     return ((values - low) * (255 / ((high - low) or 1))).round().astype(np.uint8)
 
 
-def open_mask(path: Path, content: bytes | None = None) -> Image.Image:
+def open_mask(path: File, content: bytes | None = None) -> Image.Image:
     """The decoded mask of a file, whose bytes may be given; its own bytes are class numbers."""
+    if isinstance(path, DecodedRecord):
+        return Image.fromarray(read_pixels(path))
     with _opened(path, MASK_FORMATS, content) as image:
         if image.tile and image.tile[0][3] in ("L;2", "L;4"):
             raise DataError(
@@ -139,12 +154,14 @@ def open_mask(path: Path, content: bytes | None = None) -> Image.Image:
         return Image.fromarray(values.astype(np.uint8))
 
 
-def read_mask(path: Path) -> np.ndarray:
+def read_mask(path: File) -> np.ndarray:
     """The mask as H x W bytes of class numbers."""
+    if isinstance(path, DecodedRecord):
+        return read_pixels(path)
     return np.asarray(open_mask(path))
 
 
-def open_colour_mask(path: Path) -> Image.Image:
+def open_colour_mask(path: File) -> Image.Image:
     """The decoded mask as it is stored, in RGB if it has colours of its own."""
     with _opened(path, MASK_FORMATS) as image:
         image.load()
@@ -159,14 +176,18 @@ def open_colour_mask(path: Path) -> Image.Image:
         return _upright(image).convert("RGB")
 
 
-def image_size(path: Path) -> tuple[int, int]:
+def image_size(path: File) -> tuple[int, int]:
     """Width and height as the image is shown, without decoding it."""
+    if isinstance(path, DecodedRecord):
+        return path.size
     with _opened(path, FORMATS) as image:
         return _shown_size(image, _stored_orientation(image, path))
 
 
-def check_image(path: Path, content: bytes) -> Look:
+def check_image(path: File, content: bytes) -> Look:
     """A look at the file, whose bytes are given; one that does not end as its format does is decoded, to be sure."""
+    if isinstance(path, DecodedRecord):
+        return Look(path.size, path.how)
     with _opened(path, FORMATS, content) as image:
         orientation = _stored_orientation(image, path, content)
         facts = {TURNED: orientation > 1, ON_WHITE: image.has_transparency_data, SCALED: _is_deep(image)}
@@ -176,7 +197,7 @@ def check_image(path: Path, content: bytes) -> Look:
     return Look(size, tuple(text for text, holds in facts.items() if holds))
 
 
-def _stored_orientation(image: Image.Image, path: Path, content: bytes | None = None) -> int:
+def _stored_orientation(image: Image.Image, path: File, content: bytes | None = None) -> int:
     """The orientation of an image that is not decoded, which Pillow would do to look behind the pixels of a PNG file."""
     if image.format == "PNG" and "exif" not in image.info:
         content = read_bytes(path) if content is None else content
@@ -191,16 +212,18 @@ def _shown_size(image: Image.Image, orientation: int) -> tuple[int, int]:
 
 @contextmanager
 def _opened(
-    path: Path, formats: Sequence[str], content: bytes | None = None
+    path: File, formats: Sequence[str], content: bytes | None = None
 ) -> Iterator[ImageFile.ImageFile]:
     """The image of a file, or of its content where that is at hand; whatever fails inside is a DataError."""
     with _as_data_errors(path):
-        if content is None:
+        source: Path | io.BytesIO
+        if content is not None or isinstance(path, Record):
+            source = io.BytesIO(path.read_bytes() if content is None else content)
+        else:
             _refuse_pipes(path)
+            source = path
         try:
-            image = Image.open(
-                path if content is None else io.BytesIO(content), formats=_at_hand(tuple(formats))
-            )
+            image = Image.open(source, formats=_at_hand(tuple(formats)))
         except UnidentifiedImageError as error:
             raise DataError(
                 f"{path}: cannot be read: its first bytes are not those of {' or '.join(formats)}; "
@@ -220,7 +243,7 @@ def _at_hand(formats: tuple[str, ...]) -> tuple[str, ...]:
 
 
 @contextmanager
-def _as_data_errors(path: Path) -> Iterator[None]:
+def _as_data_errors(path: File) -> Iterator[None]:
     try:
         yield
     except DataError:

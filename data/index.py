@@ -17,6 +17,7 @@ from tqdm import tqdm
 from data.dataset import DataError, Picture, raise_problems
 from data.files import write_atomically
 from data.images import TURNED, check_image, open_mask, read_bytes, read_image
+from data.packs import File, Record
 from data.protocols import BACKGROUND, IGNORE_INDEX
 from data.workers import outlive_signals
 
@@ -102,22 +103,27 @@ def _digest(lines: Iterable[str]) -> str:
 def _fingerprint(pictures: Sequence[Picture]) -> str:
     """Changes with any name, size or time of change of a picture or mask, and where a file is replaced by one as old."""
 
-    def describe(path: Path) -> str:
+    def describe(path: File) -> str:
+        record = f" {path.start}" if isinstance(path, Record) else ""
         try:
-            status = os.stat(path)
+            status = os.stat(path.pack.path if isinstance(path, Record) else path)
         except OSError as error:
             raise DataError(
                 f"{path}: the file is missing ({error}); put it back or remove it from its list"
             ) from None
-        return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}"
+        return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}{record}"
 
     return _digest(f"{name} {describe(image)} {describe(mask)}" for name, image, mask in pictures)
 
 
 def content_digest(pictures: Sequence[Picture], classes: Sequence[frozenset[int]]) -> str:
     """Names, classes and sizes of the files, by which runs older than `Index.content` know their data again."""
+
+    def size(path: File) -> int:
+        return path.file_size if isinstance(path, Record) else os.path.getsize(path)
+
     return _digest(
-        f"{picture.name} {sorted(shown)} {os.path.getsize(picture.image)} {os.path.getsize(picture.mask)}"
+        f"{picture.name} {sorted(shown)} {size(picture.image)} {size(picture.mask)}"
         for picture, shown in zip(pictures, classes, strict=True)
     )[:32]
 
@@ -197,13 +203,18 @@ def _look_at(picture: Picture, num_classes: int, decode: bool) -> Finding:
         )
     pixels = {value: count for value, count in enumerate(mask.histogram()) if count}
     classes = frozenset(value for value in pixels if BACKGROUND < value < num_classes)
-    digests = [hashlib.blake2b(content, digest_size=16).hexdigest() for content in (image_bytes, mask_bytes)]
-    return Finding(classes, "", pixels, look.how, " ".join(digests))
+    content = f"{file_digest(picture.image, image_bytes)} {file_digest(picture.mask, mask_bytes)}"
+    return Finding(classes, "", pixels, look.how, content)
+
+
+def file_digest(path: File, content: bytes) -> str:
+    """That of the file's bytes, which a record may no longer hold."""
+    return path.content if isinstance(path, Record) else hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
 def notes_on(pictures: Sequence[Picture], findings: Sequence[Finding], num_classes: int) -> Iterator[str]:
     """What is not read as it is stored: how many files, and one of them."""
-    found: dict[str, list[Path]] = {}
+    found: dict[str, list[File]] = {}
     for picture, finding in zip(pictures, findings, strict=True):
         for how in finding.how:
             found.setdefault(f"pictures are read {how}", []).append(picture.image)

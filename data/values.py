@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
 from data.images import read_mask
+from data.packs import File
 from data.protocols import BACKGROUND, IGNORE_INDEX
 
 ENOUGH_MASKS = 50  # to tell thin regions from large ones
@@ -18,13 +18,13 @@ ENOUGH_MASKS = 50  # to tell thin regions from large ones
 class ValueUse:
     """Where a mask value occurs."""
 
-    example: Path  # the mask that holds most of it
+    example: File  # the mask that holds most of it
     most: int = 0  # its pixels there
     pixels: int = 0
     masks: int = 0
 
 
-def uses_of_values(masks: Iterable[tuple[Path, Mapping[int, int]]]) -> dict[int, ValueUse]:
+def uses_of_values(masks: Iterable[tuple[File, Mapping[int, int]]]) -> dict[int, ValueUse]:
     """By value, ascending, given the path of each mask and its numbers of pixels by value."""
     uses: dict[int, ValueUse] = {}
     for path, pixels in masks:
@@ -38,7 +38,7 @@ def uses_of_values(masks: Iterable[tuple[Path, Mapping[int, int]]]) -> dict[int,
 
 
 def shift_warning(
-    class_names: Sequence[str], uses: Mapping[int, ValueUse], masks: Sequence[Path]
+    class_names: Sequence[str], uses: Mapping[int, ValueUse], masks: Sequence[File]
 ) -> str | None:
     """Signs that the masks count classes from another number than the names do. They may deceive: it is a warning.
 
@@ -74,7 +74,7 @@ def shift_warning(
     )
 
 
-def _thinness(value: int, masks: Sequence[Path]) -> float:
+def _thinness(value: int, masks: Sequence[File]) -> float:
     """The share of its pixels beyond an edge to the left or above, over some masks."""
     edges = pixels = 0
     for path in masks[:: len(masks) // ENOUGH_MASKS + 1]:

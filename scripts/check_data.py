@@ -15,11 +15,12 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from data import DATASETS, DataError, Dataset, Picture, find_dataset
+from data import DATASETS, DataError, Dataset, Picture, find_dataset, find_lists
 from data.dataset import SHOWN_PROBLEMS
 from data.incremental import select_test, select_train
 from data.index import notes_on, scan, unnamed_values
 from data.official import LISTS, PICTURES_PER_CLASS, STEP_SIZES, is_official
+from data.packs import File
 from data.protocols import IGNORE_INDEX, Step, protocol_steps
 from data.values import ValueUse, shift_warning, uses_of_values
 from engine.terminal import exit_with
@@ -41,7 +42,7 @@ class CheckedList:
     broken: list[str]  # problems of files that cannot be used
     classes: list[frozenset[int]]  # of each picture that can
     values: dict[int, ValueUse]  # of all masks that can be read
-    masks: list[Path]  # of each picture that can be used
+    masks: list[File]  # of each picture that can be used
     notes: list[str]  # what is not read as it is stored
 
     @property
@@ -62,7 +63,7 @@ def main(arguments: list[str] | None = None) -> int:
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("root", type=Path, help="folder of the data set, as in data.root")
+    parser.add_argument("root", type=Path, help="folder of the data set or packed file, as in data.root")
     parser.add_argument("--dataset", choices=DATASETS, help="what it is (default: what it looks like)")
     parser.add_argument("--protocols", nargs="+", metavar="P", help="whose steps to count, such as 15-1")
     parser.add_argument(
@@ -106,7 +107,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 def recognise(root: Path, name: str | None) -> Dataset:
     """The data set below `root`; without a name, the first kind whose folders are there."""
-    if not root.expanduser().is_dir():
+    if not root.expanduser().exists():
         raise DataError(f"{root} is not a folder; give the one that holds the data set")
     errors = []
     for candidate in [name] if name else DATASETS:
@@ -119,27 +120,19 @@ def recognise(root: Path, name: str | None) -> Dataset:
 
 def check_lists(dataset: Dataset, root: Path, full: bool) -> dict[str, CheckedList]:
     """Every list of the data set, by name; each file is looked at once, however many lists name it."""
-    found = {dataset.train_list: dataset.train, "val": dataset.test}
-    missing = dict(dataset.problems)
-    for other in LISTS.get(dataset.name, {}).keys() - found:  # VOC has one more list than a run uses
-        try:
-            alternative = find_dataset(dataset.name, root, other)
-        except DataError:
-            continue
-        if alternative.train:
-            found[other], missing[other] = alternative.train, alternative.problems[other]
-    pictures = list(dict.fromkeys(picture for group in found.values() for picture in group))
+    found = find_lists(dataset, root)
+    pictures = list(dict.fromkeys(picture for group, _ in found.values() for picture in group))
     findings = dict(
         zip(pictures, scan(dataset.name, pictures, dataset.num_classes, decode=full), strict=True)
     )
 
-    def check(name: str, group: Sequence[Picture]) -> CheckedList:
+    def check(name: str, group: Sequence[Picture], missing: list[str]) -> CheckedList:
         sound = [picture for picture in group if not findings[picture].problem]
         return CheckedList(
             name,
             LISTS.get(dataset.name, {}).get(name),
             is_official(dataset.name, name, (picture.name for picture in sound)),
-            missing[name],
+            missing,
             [findings[picture].problem for picture in group if findings[picture].problem],
             [findings[picture].classes for picture in sound],
             uses_of_values((picture.mask, findings[picture].pixels) for picture in group),
@@ -147,7 +140,7 @@ def check_lists(dataset: Dataset, root: Path, full: bool) -> dict[str, CheckedLi
             list(notes_on(sound, [findings[picture] for picture in sound], dataset.num_classes)),
         )
 
-    return {name: check(name, found[name]) for name in sorted(found)}
+    return {name: check(name, *found[name]) for name in found}
 
 
 def count_steps(
@@ -186,7 +179,7 @@ def find_differences(
         yield f"masks differ from the official ones: steps of {', '.join(others)} are not as published"
     both = {picture.image for picture in dataset.train} & {picture.image for picture in dataset.test}
     if both:
-        yield f"{len(both):,} pictures are in {dataset.train_list} and in val, {min(both)} for example"
+        yield f"{len(both):,} pictures are in {dataset.train_list} and in val, {min(map(str, both))} for example"
     for name in (dataset.train_list, "val"):
         shown = frozenset().union(*lists[name].classes)
         absent = [dataset.class_names[c] for c in range(1, dataset.num_classes) if c not in shown]

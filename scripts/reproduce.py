@@ -43,7 +43,7 @@ def main(arguments: Sequence[str] | None = None, command: Sequence[str] | None =
         raise DataError("the place of the data set is not given; set --root <folder>")
     if generated and not options.dry_run:
         shapes.generate(root)
-    here = not options.dry_run or (root is not None and root.is_dir())
+    here = not options.dry_run or (root is not None and root.exists())
     runs = look_at(jobs, preset, count=here)
     print(describe(runs, preset), flush=True)
     if not here:

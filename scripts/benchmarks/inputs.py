@@ -114,9 +114,9 @@ def crops_of(dataset: StepDataset) -> list[Draw]:
 def pil_example(picture: Picture, draw: Draw, crop: int, table: np.ndarray) -> tuple[Tensor, Tensor]:
     """Normalised floats (3, H, W) and labels (H, W), by PIL as far as it goes."""
     box = (draw.left, draw.top, draw.left + draw.width, draw.top + draw.height)
-    with Image.open(picture.image, formats=["JPEG"]) as file:
+    with Image.open(str(picture.image), formats=["JPEG"]) as file:
         image = file.convert("RGB").resize((crop, crop), Image.Resampling.BILINEAR, box)
-    with Image.open(picture.mask, formats=["PNG"]) as file:
+    with Image.open(str(picture.mask), formats=["PNG"]) as file:
         mask = file.resize((crop, crop), Image.Resampling.NEAREST, box)
     if draw.flipped:
         image, mask = (part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for part in (image, mask))
