@@ -29,10 +29,10 @@ FIGURES = {  # rows of each part with --quick
     "updates": 7,
     "losses": 6,
     "labels": 1,
-    "loading": 5,
+    "loading": 9,
     "index": 2,
     "importance": 3,
-    "evaluation": 2,
+    "evaluation": 3,
     "memory": 4,
     "start-up": 3,
     "scaling": 3,
@@ -148,8 +148,9 @@ def test_the_pipeline_over_pil_gives_the_pictures_of_ours(pictures):
         assert (normalise(image[None])[0] - pil_image).abs().mean() < 0.02
 
 
-def test_the_counts_by_picture_are_the_confusion_matrix():
-    truth, guess = evaluation.random_labels(3, 16, 16)
+@pytest.mark.parametrize("make", [evaluation.random_labels, evaluation.regions])
+def test_the_counts_by_picture_are_the_confusion_matrix(make):
+    truth, guess = make(3, 64, 32)
     matrix = ConfusionMatrix(evaluation.NUM_CLASSES)
     matrix.update(truth, guess)
     assert torch.equal(matrix.counts, torch.from_numpy(evaluation.counts_by_picture(truth, guess)))

@@ -56,6 +56,17 @@ def test_void_alone_counts_nothing():
     assert matrix.counts.sum() == 0 and matrix.iou().isnan().all()
 
 
+@pytest.mark.parametrize("num_classes", [21, 151])
+def test_pixels_of_many_chunks_are_all_counted(num_classes):
+    labels, guess = random_pixels(0, num_classes, shape=(1, 3, 100_001))  # no multiple of a chunk, nor even
+    matrix = ConfusionMatrix(num_classes)
+    matrix.update(labels, guess)
+    valid = labels != IGNORE_INDEX
+    expected = np.zeros((num_classes, num_classes), int)
+    np.add.at(expected, (labels[valid].numpy(), guess[valid].numpy()), 1)
+    assert matrix.counts.tolist() == expected.tolist()
+
+
 def test_large_counts_stay_exact():
     matrix = ConfusionMatrix(2)
     matrix.counts[0, 0] = 2**40

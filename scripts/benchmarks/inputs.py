@@ -1,8 +1,9 @@
 """From files to batches: label tables, pictures per second of one process, and the class index."""
 
 import tempfile
-from collections.abc import Sequence
-from itertools import count
+from collections.abc import Callable, Sequence
+from functools import partial
+from itertools import count as count_up
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from scripts.benchmarks.measure import (
     timed,
     torch_threads,
 )
+from scripts.pack_data import pack
 
 STEP = protocol_steps("voc", "15-1")[0]
 FLIP = 0.5
@@ -58,36 +60,54 @@ def labels(options: Options) -> list[Figure]:
 def loading(options: Options) -> list[Figure]:
     """Training pictures of one loader process, against the usual pipeline over PIL images with the same crops."""
     dataset = given(options.fullres, "--fullres")
-    crop, pictures = (64, dataset.train[:8]) if options.quick else (512, dataset.train)
+    crop, count = (64, min(8, len(dataset.train))) if options.quick else (512, len(dataset.train))
     table = train_table(STEP, "disjoint", "background")
-    ours = StepDataset(pictures, table, train_transform(crop, flip=FLIP))
-    draws = crops_of(ours)
 
-    def load() -> None:
-        for position in range(len(pictures)):
-            ours[0, position]
+    def step_of(dataset: Dataset) -> StepDataset:
+        return StepDataset(dataset.train[:count], table, train_transform(crop, flip=FLIP))
 
-    def load_and_normalise() -> None:
-        for position in range(len(pictures)):
-            normalise(ours[0, position][0][None])
+    def load(data: StepDataset) -> None:
+        for position in range(count):
+            data[0, position]
+
+    def load_and_normalise(data: StepDataset) -> None:
+        for position in range(count):
+            normalise(data[0, position][0][None])
 
     def load_by_pil() -> None:
-        for picture, draw in zip(pictures, draws, strict=True):
+        for picture, draw in zip(ours.pictures, draws, strict=True):
             pil_example(picture, draw, crop, table)
 
-    variants = {"pil": load_by_pil, "ours": load, "ours, normalised": load_and_normalise}
-    with torch_threads(1):  # as in a loader process
+    with tempfile.TemporaryDirectory() as folder, torch_threads(1):  # as in a loader process
+        ours, packed = step_of(dataset), step_of(packed_copy(options.fullres, Path(folder)))
+        draws = crops_of(ours)
+        variants: dict[str, Callable[[], None]] = {
+            "pil": load_by_pil,
+            "ours": partial(load, ours),
+            "ours, normalised": partial(load_and_normalise, ours),
+            "packed": partial(load, packed),
+            "packed, normalised": partial(load_and_normalise, packed),
+        }
         samples = interleave({name: timed(run) for name, run in variants.items()}, options.times(7))
     speeds = [
-        summary(f"{name}, crop {crop}", [len(pictures) / s for s in samples[name]], unit="pictures/s")
+        summary(f"{name}, crop {crop}", [count / s for s in samples[name]], unit="pictures/s")
         for name in variants
     ]
-    what = f"ours faster than pil, crop {crop}"
+    what = f"faster than pil, crop {crop}"
     return [
         *speeds,
-        ratio(what, samples, "pil", "ours", Target(low=2)),
-        ratio(f"{what}, floats made here too", samples, "pil", "ours, normalised"),
+        ratio(f"ours {what}", samples, "pil", "ours", Target(low=2)),
+        ratio(f"ours {what}, floats made here too", samples, "pil", "ours, normalised"),
+        ratio(f"packed {what}", samples, "pil", "packed", Target(low=2.5)),
+        ratio(f"packed {what}, floats made here too", samples, "pil", "packed, normalised"),
     ]
+
+
+def packed_copy(root: Path | None, folder: Path) -> Dataset:
+    """The data set decoded into one file."""
+    assert root is not None
+    say(f"  {pack(root, folder / 'pack', 'voc', decoded=True)}")
+    return load_dataset("voc", folder / "pack")
 
 
 def given(root: Path | None, option: str) -> Dataset:
@@ -134,7 +154,7 @@ def index(options: Options) -> list[Figure]:
     lists = [dataset.train[:40], dataset.test[:40]] if options.quick else [dataset.train, dataset.test]
     say(f"  {' + '.join(str(len(pictures)) for pictures in lists)} pictures")
     with tempfile.TemporaryDirectory() as folder:
-        empty = (Path(folder) / f"empty-{number}" for number in count())
+        empty = (Path(folder) / f"empty-{number}" for number in count_up())
         kept = Path(folder) / "kept"
         variants = {
             "first": timed(lambda: index_of(lists, dataset.num_classes, next(empty))),
