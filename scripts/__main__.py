@@ -6,6 +6,8 @@ COMMANDS = {
     "check_data": "is a data set complete? images, classes and the sizes of the steps",
     "merge_sbd": "VOC 2012 + SBD -> the masks and the list that published results use",
     "convert_masks": "colour masks -> masks of class numbers, which training reads",
+    "pack_data": "a data set -> one file, which data.root takes like the folder",
+    "shrink_data": "VOC -> the small VOC of the CPU recipe",
     "import_mib": "a checkpoint of MiB, PLOP or their relatives -> one to start from",
     "reproduce": "run what the paper's tables and figures consist of",
     "status": "how far every run below some folders is",
