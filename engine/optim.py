@@ -1,4 +1,4 @@
-"""Optimizer, updates and the number of iterations of a step: the only place that knows them.
+"""Optimizer and number of iterations of a step: the only place that knows them.
 
 An optimizer that `optim.name` can choose is a function of the parameters, the initial learning rate and the config. The phase and the
 schedule change its `param_groups`; its state is saved with the run.
@@ -15,7 +15,7 @@ from configs.registry import Conflicts, Registry
 from configs.schema import Config, TrainConfig
 from data.loaders import iterations_per_epoch
 from engine.schedules import initial_learning_rate
-from methods import PHASES, Method, Weights, make_phase
+from methods import PHASES, make_phase
 
 MakeOptimizer = Callable[[Iterable[Tensor], float, Config], torch.optim.Optimizer]
 OPTIMIZERS: Registry[MakeOptimizer] = Registry("optim.name", "engine")
@@ -96,28 +96,3 @@ def make_optimizer(model: nn.Module, config: Config, step: int) -> torch.optim.O
     """A new one for every step, as published."""
     make = OPTIMIZERS.find(config.optim.name)
     return make(model.parameters(), initial_learning_rate(config.optim, step), config)
-
-
-def apply_update(
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    scaler: torch.amp.GradScaler,
-    method: Method,
-    weights: Weights,
-    lr: float,
-) -> dict[str, Tensor]:
-    """One optimizer update by the gradients in `p.grad`; returns the terms that the method adds in parameter space."""
-    scaler.unscale_(optimizer)
-    terms = {}
-    # An overflow in fp16: the scaler is going to skip this update, and so does the method.
-    if not scaler.is_enabled() or gradients_are_finite(model):
-        terms = method.after_backward(model, weights, lr)
-    scaler.step(optimizer)
-    scaler.update()
-    optimizer.zero_grad(set_to_none=True)
-    return terms
-
-
-def gradients_are_finite(model: nn.Module) -> bool:
-    norms = torch._foreach_norm([p.grad for p in model.parameters() if p.grad is not None])
-    return bool(torch.stack(norms).isfinite().all())

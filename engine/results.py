@@ -44,7 +44,12 @@ def summarise(
         summary = continual.summary(history, steps)
     else:
         summary = continual.summary_of_one(history[-1], steps)
-    return summary | {"forgetting": {class_names[c]: v for c, v in summary["forgetting"].items()}}
+    known = dict(zip((entry["step"] for entry in (*earlier, result)), history, strict=True))
+    whole = [known.get(index, {}) for index in range(result["step"] + 1)]
+    return summary | {
+        "forgetting": {class_names[c]: v for c, v in summary["forgetting"].items()},
+        "metrics": continual.measure(whole, steps),
+    }
 
 
 def figures_by_step(entries: Iterable[dict]) -> dict[int, dict]:

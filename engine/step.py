@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
@@ -17,7 +17,7 @@ from data.protocols import Step
 from data.transforms import train_transform
 from engine import checkpoint, identity
 from engine.objective import Objective, Terms, ask
-from engine.optim import apply_update, make_optimizer
+from engine.optim import make_optimizer
 from engine.probe import Probe, places_of
 from engine.ranks import agree, gather_objects, wrap
 from engine.run import Run
@@ -71,6 +71,31 @@ class Training:
                 with torch.no_grad():
                     terms = evaluate(weights, backward=False)
             yield iteration, terms, weights, lr
+
+
+def apply_update(
+    model: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    scaler: torch.amp.GradScaler,
+    method: Method,
+    weights: Weights,
+    lr: float,
+) -> dict[str, Tensor]:
+    """One optimizer update by the gradients in `p.grad`; returns the terms that the method adds in parameter space."""
+    scaler.unscale_(optimizer)
+    terms = {}
+    # An overflow in fp16: the scaler is going to skip this update, and so does the method.
+    if not scaler.is_enabled() or gradients_are_finite(model):
+        terms = method.after_backward(model, weights, lr)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad(set_to_none=True)
+    return terms
+
+
+def gradients_are_finite(model: nn.Module) -> bool:
+    norms = torch._foreach_norm([p.grad for p in model.parameters() if p.grad is not None])
+    return bool(torch.stack(norms).isfinite().all())
 
 
 def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:

@@ -3,13 +3,30 @@
 `history[i]` maps class id -> IoU in [0, 1] (None: the class occurred nowhere) after step i, over the classes seen so far.
 Two conventions of mIoU exist in the literature and are never mixed: without background (the paper, MiB: 1-15, 16-20, all of
 20) and with it (PLOP and later: 0-15, 16-20, all of 21). "old" are the classes of step 0, "new" all later ones.
+
+What else is measured after each step is a function with @register("name") in a file of this folder: of `history`, in which a step
+of which nothing is known is empty, and of the protocol's steps. It gives a share, which tables show in percent, or None.
 """
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 
+from configs.registry import Registry
 from data.protocols import BACKGROUND, Step
 
 IoU = dict[int, float | None]
+Metric = Callable[[Sequence[IoU], Sequence[Step]], float | None]
+METRICS: Registry[Metric] = Registry("metric", "metrics")
+register = METRICS.register
+
+
+def measure(history: Sequence[IoU], steps: Sequence[Step]) -> dict[str, float | None]:
+    """Every registered metric after the last step of `history`; None where it is not known."""
+    values = {name: metric(history, steps) for name, metric in METRICS.items()}
+    return {
+        name: None if value is None or not math.isfinite(value) else float(value)
+        for name, value in values.items()
+    }
 
 
 def mean(values: Iterable[float | None]) -> float | None:

@@ -16,7 +16,7 @@ from metrics.continual import group_names
 from study.beside import COMPARED, differences, rows
 from study.collection import RecordedRun
 from study.panels import example_panels
-from tracking.tables import format_table, markdown_table, percent
+from tracking.tables import format_table, markdown_table, metric_columns, metrics_in, percent
 from tracking.text import drawn, printable
 
 
@@ -54,7 +54,8 @@ def comparison(runs: Mapping[str, RecordedRun]) -> tuple[list[str], list[list[st
     """mIoU in percent after the last step, in both conventions, beside what step 0 had reached."""
     groups = groups_of(runs)
     header = ["run", f"step 0: {groups['old']}", groups["old"], groups["new"], "all"]
-    header += ["| with bg: old", "new", "all", "| forgetting", "steps"]
+    further = metrics_in(run.results["steps"][-1] for run in runs.values())
+    header += ["| with bg: old", "new", "all", "| forgetting", *metric_columns(further), "steps"]
     table = []
     for name, run in runs.items():
         first, last = figures_by_step(run.results["steps"]).get(0), run.results["steps"][-1]
@@ -62,7 +63,7 @@ def comparison(runs: Mapping[str, RecordedRun]) -> tuple[list[str], list[list[st
         cells += [
             last[key][group] for key in ("miou", "miou_with_background") for group in ("old", "new", "all")
         ]
-        cells += [last["mean_forgetting"]]
+        cells += [last["mean_forgetting"], *(last.get("metrics", {}).get(name) for name in further)]
         table.append([name, *map(percent, cells), f"{steps_done(run.results['steps'])}/{len(run.steps)}"])
     return header, table
 

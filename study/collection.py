@@ -199,7 +199,7 @@ class Collection:
 
     def values(self, setting: Setting, key: str | int) -> dict[int, float]:
         """Seed -> a figure after the last step, where it is known: old, new, all, first (old after step 0), forgetting
-        or a class id, in percent; or seconds and gradients, of the later steps, and what scripts.flatness and scripts.benchmark measured."""
+        metrics/<name> or a class id, in percent; or seconds and gradients, of the later steps, and what scripts.flatness and scripts.benchmark measured."""
         known = {seed: self._figure(run, key) for seed, run in self.cells.get(setting, {}).items()}
         return {seed: value for seed, value in sorted(known.items()) if value is not None}
 
@@ -216,6 +216,8 @@ class Collection:
             return run.change_at_the_end(str(key))
         if key == "forgetting":
             value = run.results["steps"][-1]["mean_forgetting"]
+        elif isinstance(key, str) and key.startswith("metrics/"):
+            value = run.results["steps"][-1].get("metrics", {}).get(key.removeprefix("metrics/"))
         elif isinstance(key, int):
             value = run.history[-1].get(key)
         else:

@@ -46,6 +46,7 @@ from study.settings import (
     neighbours,
     paper_header,
 )
+from tracking.tables import metrics_in
 
 NOT_CORRECTED = (
     f"Mean ± standard deviation of the differences over the seeds that both have, and p of a paired t test, not corrected "
@@ -157,6 +158,19 @@ def table_forgetting(runs: Collection) -> Section:
         "No mean counts the background. The class that most of its lost pixels are taken for, and their share in percent.",
     ]
     return Section("forgetting", "Forgetting", [table], notes)
+
+
+def table_metrics(runs: Collection) -> Section:
+    """What files of metrics/ register, where runs have it."""
+    names = metrics_in(run.results["steps"][-1] for run in runs.runs)
+    rows = [
+        [name(runs, s), *means(runs, s), *(cell(runs, s, f"metrics/{metric}") for metric in names)]
+        for s in found(runs)
+    ]
+    table = Table(
+        "Further metrics in percent after the last step", ["setting", "seeds", *groups(runs), *names], rows
+    )
+    return Section("metrics", "Further metrics", [table] if names else [])
 
 
 def table_evaluations(runs: Collection) -> Section:

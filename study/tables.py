@@ -169,6 +169,7 @@ SECTIONS: dict[str, Callable[[Collection], Section]] = {
     "neighbours": comparisons.table_neighbours,
     "forgetting": comparisons.table_forgetting,
     "orders": orders.table_orders,
+    "metrics": comparisons.table_metrics,
     "evaluations": comparisons.table_evaluations,
     "costs": comparisons.table_costs,
 }

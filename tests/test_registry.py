@@ -10,6 +10,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from conftest import walk_until
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 import train
 from configs import ConfigError, dump_config, load_config
@@ -22,8 +23,12 @@ from engine.optim import OPTIMIZERS
 from engine.schedules import SCHEDULES
 from engine.watch import StoppedBySignal
 from methods import METHODS, PHASES, UPDATES, Method, make_phase
+from metrics.continual import METRICS
 from models import BACKBONES
+from scripts import compare, report
 from study.launchers import LAUNCHERS, Resources
+from study.layouts import Section, Table
+from study.tables import SECTIONS
 from tracking.tracker import TRACKERS, Tracker
 
 ALL = [*REGISTRIES, LAUNCHERS]
@@ -412,6 +417,65 @@ class Diary(Tracker):
     assert train.main(toy_arguments(*SHORT, "run.tracker=[diary, jsonl]")) == 0
     assert (tmp_path / "runs/run/diary.txt").read_text() == "step 0 ended at 2\nstep 1 ended at 4\n"
     assert not list((tmp_path / "runs/run").glob("events.*"))
+
+
+def test_a_metric_appears_in_results_tables_and_trackers(add_file, toy_arguments, toy_run, tmp_path, capsys):
+    older = toy_run()
+    capsys.readouterr()
+    results = json.loads((older / "results.json").read_text())
+    for step in results["steps"]:
+        del step["metrics"]  # as before there were any
+    (older / "results.json").write_text(json.dumps(results))
+    add_file(
+        METRICS,
+        """
+from metrics.continual import register
+
+@register("worst")
+def worst(history, steps):
+    "The least IoU of a class."
+    return min((iou for iou in history[-1].values() if iou is not None), default=None)
+""",
+    )
+    name, names = "own", ["run", "own"]
+    assert train.main(toy_arguments("method.name=ft", "run.tracker=[tensorboard, jsonl]", name=name)) == 0
+    steps = json.loads((tmp_path / f"runs/{name}/results.json").read_text())["steps"]
+    values = [min(step["iou"].values()) for step in steps]
+    assert [step["metrics"]["worst"] for step in steps] == values
+    shown = f"{100 * values[-1]:.1f}"
+    *_, header, _, _, last = [
+        line for line in capsys.readouterr().out.split("results: ")[0].splitlines() if line
+    ]
+    assert header.split()[-3:] == ["|", "hiou", "worst"] and last.split()[-1] == shown
+    lines = read_lines(tmp_path / f"runs/{name}")
+    assert [line["metrics/worst"] for line in lines if "metrics/worst" in line] == values
+    events = EventAccumulator(str(tmp_path / f"runs/{name}")).Reload()
+    assert [e.value for e in events.Scalars("by_step/metrics/worst")] == pytest.approx(values)
+
+    assert compare.main([str(tmp_path / "runs" / run) for run in names]) == 0
+    header, _, before, now = capsys.readouterr().out.splitlines()[-4:]
+    assert header.split()[-4:] == ["|", "hiou", "worst", "steps"]
+    assert before.split()[-3:-1] == ["-", "-"] and now.split()[-2] == shown
+    assert (
+        report.main([str(tmp_path / "runs"), "--out", str(tmp_path / "report"), "--formats", "markdown"]) == 0
+    )
+    text = (tmp_path / "report/report.md").read_text()
+    row = next(line for line in text.split("## Further metrics")[1].splitlines() if line.startswith("| FT"))
+    assert row.rstrip(" |").split(" | ")[-1] == shown
+    assert report.main([str(older), "--out", str(tmp_path / "old"), "--formats", "markdown"]) == 0
+    assert "Further metrics" not in (tmp_path / "old/report.md").read_text()
+
+
+def test_a_table_of_the_report_is_a_function_of_the_runs(toy_run, tmp_path, monkeypatch):
+    def table_seeds(runs):
+        rows = [[str(run.seed), str(len(run.steps))] for run in runs.runs]
+        return Section("seeds", "Seeds", [Table("What ran", ["seed", "steps"], rows)])
+
+    monkeypatch.setitem(SECTIONS, "seeds", table_seeds)
+    arguments = [str(toy_run()), "--out", str(tmp_path / "report"), "--tables", "seeds"]
+    assert report.main(arguments) == 0
+    for name, row in {"md": "| 42 | 2 |", "tex": "42 & 2", "html": "<td>42</td><td>2</td>"}.items():
+        assert row in (tmp_path / f"report/report.{name}").read_text()
 
 
 def test_a_launcher(add_file, tmp_path, capsys):

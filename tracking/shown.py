@@ -41,6 +41,7 @@ def layout(old: Sequence[str], new: Sequence[str]) -> dict[str, dict[str, list]]
         "mIoU after each step, with background": {
             group: lines(f"by_step/miou_with_background/{group}") for group in ("old", "new", "all")
         },
+        "Further metrics after each step": {"each": lines("by_step/metrics/.*")},
         "Losses against iterations": {
             "l_seg, filled where the phase runs": ["Margin", ["loss/seg", "phase/fill", "loss/seg"]],
             "l_seg and lambda R": lines("loss/seg", "loss/weighted_keep"),

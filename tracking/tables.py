@@ -1,6 +1,6 @@
 """Results as text for the terminal."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from tracking import text
 
@@ -30,7 +30,8 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def step_table(results: Sequence[dict], groups: dict[str, str]) -> str:
-    """mIoU after each step in both conventions, forgetting and transfer: `results` as in results.json."""
+    """mIoU after each step in both conventions, forgetting, transfer, further metrics: `results` as in results.json."""
+    further = metrics_in(results)
     header = [
         "step",
         groups["old"],
@@ -42,6 +43,7 @@ def step_table(results: Sequence[dict], groups: dict[str, str]) -> str:
         "| forgetting",
         "transfer",
         "average",
+        *metric_columns(further),
     ]
     rows = []
     for result in results:
@@ -55,8 +57,19 @@ def step_table(results: Sequence[dict], groups: dict[str, str]) -> str:
                 percent(result["backward_transfer"]),
                 percent(result["average"]["miou"]),
             ]
+            + [percent(result.get("metrics", {}).get(name)) for name in further]
         )
     return format_table(header, rows)
+
+
+def metrics_in(results: Iterable[Mapping]) -> list[str]:
+    """The names of the registered metrics that some of the steps have: older ones have none."""
+    return list(dict.fromkeys(name for result in results for name in result.get("metrics", {})))
+
+
+def metric_columns(names: Sequence[str]) -> list[str]:
+    """Their headers, set apart from the columns before."""
+    return [f"| {name}" if name == names[0] else name for name in names]
 
 
 def class_table(results: Sequence[dict]) -> str:

@@ -158,4 +158,5 @@ def metrics_of(result: Mapping[str, Any]) -> dict[str, float | None]:
         values |= {f"{kind}/{printable(name)}": v for name, v in result[kind].items()}
     values["forgetting_mean"] = result["mean_forgetting"]
     values["transfer/backward"] = result["backward_transfer"]
+    values |= {f"metrics/{printable(name)}": v for name, v in result.get("metrics", {}).items()}
     return values
