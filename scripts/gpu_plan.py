@@ -1,4 +1,4 @@
-"""What the paper's table 1 should cost on GPUs: a plan from counted operations, not a measurement.
+"""What the paper's table 1 should cost on GPUs, and on which it fits: a plan from counted operations, not a measurement.
 
     python -m scripts.gpu_plan [--teraflops 60] [--bandwidth 1.5] [--seeds 3]
 
@@ -15,11 +15,14 @@ from torch.utils.flop_counter import FlopCounterMode
 from data.official import STEP_SIZES
 from engine.terminal import exit_with
 from models.segmenter import build_segmenter
+from scripts.benchmarks.counting import count_iteration
 from tracking.tables import markdown_table
 
 CROP, EPOCHS, BATCH = 512, 30, 24
 TEACHERS = 5  # LwF, LwF-MC, ILT, MiB, AlterSGD
 OTHERS = 4  # FT, PI, EWC, RW
+CARDS = (11, 16, 24, 40, 80)  # GB
+GPUS = (1, 2, 8)
 STEP_0_TRAININGS = 2  # one for all but LwF-MC, one for LwF-MC
 
 
@@ -38,6 +41,15 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("--link", type=float, default=0.1, help="between GPUs, 1e12 bytes per second")
     parser.add_argument("--seeds", type=int, default=3, help="runs of the whole table")
+    parser.add_argument(
+        "--reserve",
+        type=float,
+        default=1.0,
+        help="GB of each GPU for CUDA itself and the libraries' workspaces",
+    )
+    parser.add_argument(
+        "--gaps", type=float, default=0.1, help="share of the rest that the allocator cannot use"
+    )
     options = parser.parse_args(arguments)
 
     forward, parameters, activations = count()
@@ -74,7 +86,54 @@ def main(arguments: list[str]) -> int:
     ]
     header = ["GPUs", "layout", f"hours for {options.seeds} seeds: expected, not measured"]
     print(markdown_table(header, [[gpus, layout, f"{time / 3600:.1f}"] for gpus, layout, time in rows]))
+    print()
+    print(memory_plan(options.reserve, options.gaps))
     return 0
+
+
+def memory_plan(reserve: float, gaps: float) -> str:
+    """What fits, in words and as a table."""
+    iteration, (fixed, per_picture) = count_iteration("resnet101", CROP, 2), memory_of_an_iteration()
+    _, parameters, _ = count()
+    rows = []
+    for card in CARDS:
+        usable = (card - reserve) * 1e9 * (1 - gaps)
+        rows.append(
+            [f"{card} GB", *(fitting(usable, gpus, fixed, per_picture, 4 * parameters) for gpus in GPUS)]
+        )
+    header = ["each GPU", *(f"{gpus} GPU{'s' if gpus > 1 else ''}" for gpus in GPUS)]
+    return (
+        f"an iteration of MiB, single precision: {iteration.operators:,} operators that are not views; "
+        f"{iteration.kept / 2e9:.2f} GB a picture kept for the backward pass\n"
+        f"its tensors at the fullest moment: {fixed / 1e9:.2f} GB (student, teacher, momentum) and "
+        f"{per_picture / 1e9:.2f} GB a picture; "
+        f"with several GPUs or micro-batches gradients too, {4 * parameters / 1e9:.2f} GB\n"
+        f"assumed: {reserve:g} GB of each GPU for CUDA and workspaces, {gaps:.0%} of the rest lost to gaps\n"
+        f"train.accumulate for a batch of {BATCH} in all, and pictures at once on each GPU: counted, not measured on a GPU\n\n"
+        + markdown_table(header, rows)
+    )
+
+
+def memory_of_an_iteration() -> tuple[float, float]:
+    """Bytes that do not depend on the batch, and bytes per picture: the line through two counts."""
+    small, large = (count_iteration("resnet101", CROP, batch).peak for batch in (2, 4))
+    per_picture = (large - small) / 2
+    return small - 2 * per_picture, per_picture
+
+
+def fitting(usable: float, gpus: int, fixed: float, per_picture: float, gradients: float) -> str:
+    """The smallest `train.accumulate` with which the batch fits into the usable bytes of each GPU.
+
+    At the fullest moment gradients are there from the micro-batch before, or in the buckets that the GPUs exchange.
+    """
+    for accumulate in range(1, BATCH // gpus + 1):
+        pictures, rest = divmod(BATCH, gpus * accumulate)
+        if rest or pictures * gpus < 2:  # the pooled norm wants more than one picture
+            continue
+        needed = fixed + pictures * per_picture + (gradients if gpus * accumulate > 1 else 0.0)
+        if needed <= usable:
+            return f"{accumulate} ({pictures} at once)"
+    return "does not fit"
 
 
 @cache
