@@ -81,7 +81,6 @@ class Segmenter(nn.Module):
         """A frozen copy that says the same faster; its parameters are others, for its norms are folded."""
         teacher = self.frozen_copy()
         fold_norms(teacher)
-        use_pointwise(teacher)
         return teacher.requires_grad_(False)
 
     def forward(self, x: Tensor, enlarged: bool = True) -> Output:
@@ -129,6 +128,8 @@ def build_segmenter(
         dilations=HEAD_DILATIONS[output_stride] if dilations is None else dilations,
         pooling_size=POOLING_PIXELS // output_stride if pooling is None else pooling,
     )
+    use_pointwise(network)
+    use_pointwise(head)
     return Segmenter(network, head, body)
 
 

@@ -19,7 +19,7 @@ from methods.losses import plain as plain_losses
 from metrics.confusion import ConfusionMatrix
 from models.norm import ABN
 from scripts import benchmark
-from scripts.benchmarks import PARTS, evaluation, inputs, losses, measure, memory, training
+from scripts.benchmarks import PARTS, evaluation, head, inputs, losses, measure, memory, training
 from scripts.benchmarks.measure import Figure, Options, Samples, Target
 from study.experiments import NEIGHBOURS
 
@@ -28,6 +28,7 @@ FIGURES = {  # rows of each part with --quick
     "alternation": 2,
     "updates": 7,
     "losses": 6,
+    "head": 4,
     "labels": 1,
     "loading": 9,
     "index": 2,
@@ -133,6 +134,12 @@ def test_the_typed_losses_are_the_shipped_ones():
     scale = gradients["typed"].abs().max()
     for name in losses.VARIANTS:
         torch.testing.assert_close(gradients[name] / scale, gradients["typed"] / scale, rtol=0, atol=1e-6)
+
+
+def test_the_head_is_measured_against_the_same_gradient():
+    tensors = head.example(2, 6, 64)
+    before, now = head.gradient_before(*tensors), head.gradient_now(*tensors)
+    torch.testing.assert_close(now / before.abs().max(), before / before.abs().max(), rtol=0, atol=1e-6)
 
 
 def test_the_pipeline_over_pil_gives_the_pictures_of_ours(pictures):

@@ -1,5 +1,6 @@
 """Bodies, head and segmenter: sizes, names, strides, what new classes change and what they leave alone."""
 
+import copy
 import math
 
 import pytest
@@ -13,6 +14,7 @@ from models import BACKBONES, build_segmenter
 from models.deeplabv3 import DeepLabV3
 from models.mobilenet import DilatedDepthwise
 from models.norm import NORMS, make_norm
+from models.pointwise import Pointwise, use_pointwise
 
 SMALL = ("resnet_tiny", "mobilenet_v2")
 
@@ -321,3 +323,33 @@ def test_refused_settings_name_the_choices():
         build_segmenter("resnet18", output_stride=4)
     with pytest.raises(ValueError, match="at least one class"):
         small_segmenter(0)
+
+
+@pytest.mark.parametrize("bias", [False, True])
+def test_a_pointwise_convolution_is_a_convolution(bias):
+    conv = nn.Conv2d(5, 7, 1, bias=bias, dtype=torch.float64)
+    ours = nn.Sequential(copy.deepcopy(conv))
+    use_pointwise(ours)
+    assert isinstance(ours[0], Pointwise) and type(conv) is nn.Conv2d
+    for layout in (torch.channels_last, torch.contiguous_format):
+        x = torch.randn(2, 5, 4, 3, dtype=torch.float64).contiguous(memory_format=layout).requires_grad_()
+        one, other = ours(x), conv(x)
+        assert one.is_contiguous(memory_format=layout)
+        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+        weights = torch.randn_like(one)
+        gradients = [
+            torch.autograd.grad((y * weights).sum(), [x, *network.parameters()])
+            for y, network in ((one, ours), (other, conv))
+        ]
+        torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
+
+
+def test_other_convolutions_stay():
+    others = nn.Sequential(
+        nn.Conv2d(4, 4, 1, stride=2),
+        nn.Conv2d(4, 4, 3),
+        nn.Conv2d(4, 4, 1, groups=2),
+        nn.Conv2d(4, 4, 1, padding=1),
+    )
+    use_pointwise(others)
+    assert all(type(conv) is nn.Conv2d for conv in others)

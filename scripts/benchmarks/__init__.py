@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 
-from scripts.benchmarks import evaluation, inputs, losses, memory, scaling, start_up, training
+from scripts.benchmarks import evaluation, head, inputs, losses, memory, scaling, start_up, training
 from scripts.benchmarks.measure import Figure, Options
 
 PARTS: dict[str, Callable[[Options], list[Figure]]] = {
@@ -10,6 +10,7 @@ PARTS: dict[str, Callable[[Options], list[Figure]]] = {
     "alternation": training.alternation,
     "updates": training.updates,
     "losses": losses.losses,
+    "head": head.head,
     "labels": inputs.labels,
     "loading": inputs.loading,
     "index": inputs.index,
