@@ -4,7 +4,7 @@
     torchrun --nproc_per_node=2 train.py configs/voc/15-1.yaml configs/methods/mib.yaml data.root=/data/VOC2012
 
 Arguments are YAML overlays, merged left to right over configs/base.yaml, and key.sub=value overrides, which always win.
-The same command, typed again, goes on where the run stopped. All steps run unless train.first_step / train.last_step say
+The same command, typed again, resumes where the run stopped. All steps run unless train.first_step / train.last_step say
 otherwise; train.start_from=<step_i.pt> begins after a step trained elsewhere; train.evaluate_only=true only scores.
 
 Exit codes: 0 finished, 2 bad config, data or weights, 75 stopped by a signal with everything saved, 1 anything else.
@@ -17,7 +17,7 @@ from configs.schema import Config
 from engine.arguments import help_text, read_config
 from engine.evaluation import evaluate, record, score_again
 from engine.ranks import Ranks, StoppedBySignal, StopRequest, start_ranks, stop_ranks
-from engine.results import figures_by_step, steps_done
+from engine.results import metrics_by_step, steps_done
 from engine.run import prepare
 from engine.step import load_step, train_step
 from engine.terminal import STOPPED_BY_SIGNAL, command, exit_with
@@ -25,8 +25,8 @@ from metrics.continual import group_names
 from tracking.tables import class_table, step_table
 
 DEAD_WORKER = (
-    "A process that loads pictures died, most often for lack of memory: lower data.workers or data.crop. "
-    "The same command goes on from the last checkpoint."
+    "A process that loads images died, most often for lack of memory: lower data.workers or data.crop. "
+    "The same command resumes from the last checkpoint."
 )
 
 
@@ -60,7 +60,7 @@ def walk(config: Config, ranks: Ranks, stop: StopRequest) -> dict:
     was_finished = not config.train.evaluate_only
     for step in run.steps[run.first : run.last_step + 1] if was_finished else ():
         saved = run.folder.step_checkpoint(step.index).exists()
-        if saved and step.index in figures_by_step(run.scores):
+        if saved and step.index in metrics_by_step(run.scores):
             continue
         was_finished = False
         if saved:

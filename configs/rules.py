@@ -28,13 +28,13 @@ def _scale_is_ordered(scale):
 
 
 @rule("data.evaluate_scales", "data.evaluate")
-def _scales_need_whole_pictures(scales, evaluate):
+def _scales_need_whole_images(scales, evaluate):
     if evaluate == "crop" and list(scales) != [1.0]:
         return f"{show(scales)} needs data.evaluate full or slide, not crop"
 
 
 @rule("data.evaluate_flip", "data.evaluate")
-def _flip_needs_whole_pictures(flip, evaluate):
+def _flip_needs_whole_images(flip, evaluate):
     if evaluate == "crop" and flip:
         return "true needs data.evaluate full or slide, not crop"
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import shlex
 from pathlib import Path
 
-from data.dataset import DATASETS, DataError, Dataset, Picture, raise_problems
+from data.dataset import DATASETS, DataError, Dataset, Sample, raise_problems
 from data.official import LISTS
 from data.packs import load_pack
 
-__all__ = ["DATASETS", "DataError", "Dataset", "Picture", "find_dataset", "find_lists", "load_dataset"]
+__all__ = ["DATASETS", "DataError", "Dataset", "Sample", "find_dataset", "find_lists", "load_dataset"]
 
 DATASETS.discover()  # at once: a data set may bring protocols of its own
 
@@ -37,10 +37,10 @@ def find_dataset(name: str, root: str | Path | None, train_list: str = "auto") -
     return DATASETS[name](root, train_list)
 
 
-def find_lists(dataset: Dataset, root: str | Path) -> dict[str, tuple[list[Picture], list[str]]]:
+def find_lists(dataset: Dataset, root: str | Path) -> dict[str, tuple[list[Sample], list[str]]]:
     """Every list of the data set at `root`, by name, and its problems: VOC has one more than a run uses."""
     used = {dataset.train_list: dataset.train, "val": dataset.test}
-    lists = {name: (pictures, dataset.problems[name]) for name, pictures in used.items()}
+    lists = {name: (images, dataset.problems[name]) for name, images in used.items()}
     for other in LISTS.get(dataset.name, {}).keys() - used:
         try:
             alternative = find_dataset(dataset.name, root, other)

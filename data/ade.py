@@ -2,14 +2,14 @@
 
 The masks have no background class: 0 means "none of the 150". As in MiB it is trained as the background, so that old
 and future classes have something to shift into, and ignored by evaluation (`void_labels`), so that the background has
-no share in any figure.
+no share in any metric.
 """
 
 from __future__ import annotations
 
 from pathlib import Path
 
-from data.dataset import IMAGE_SUFFIXES, MASK_SUFFIXES, Dataset, Picture, find_base, one_train_list, register
+from data.dataset import IMAGE_SUFFIXES, MASK_SUFFIXES, Dataset, Sample, find_base, one_train_list, register
 
 PLACES = ("", "ADEChallengeData2016")
 NEEDED = ("images/training", "images/validation", "annotations/training", "annotations/validation")
@@ -45,8 +45,8 @@ def load_ade(root: str | Path | None, train_list: str = "auto") -> Dataset:
     return Dataset("ade", CLASS_NAMES, train, test, problems=problems, void_labels=frozenset({0}))
 
 
-def _pairs(base: Path, split: str) -> tuple[list[Picture], list[str]]:
-    """Every picture with its mask, in ascending order (there are no list files), and what has no partner."""
+def _pairs(base: Path, split: str) -> tuple[list[Sample], list[str]]:
+    """Every image with its mask, in ascending order (there are no list files), and what has no partner."""
     images, masks = (
         {path.stem: path for path in (base / kind / split).iterdir() if path.suffix in suffixes}
         for kind, suffixes in (("images", IMAGE_SUFFIXES), ("annotations", MASK_SUFFIXES))
@@ -56,8 +56,8 @@ def _pairs(base: Path, split: str) -> tuple[list[Picture], list[str]]:
         for name in sorted(images.keys() - masks)
     ]
     problems += [
-        f"{masks[name]}: has no picture in images/{split}; add it" for name in sorted(masks.keys() - images)
+        f"{masks[name]}: has no image in images/{split}; add it" for name in sorted(masks.keys() - images)
     ]
     if not images:
-        problems.append(f"{base / 'images' / split}: holds no pictures; unpack the data set again")
-    return [Picture(name, images[name], masks[name]) for name in sorted(images.keys() & masks)], problems
+        problems.append(f"{base / 'images' / split}: holds no images; unpack the data set again")
+    return [Sample(name, images[name], masks[name]) for name in sorted(images.keys() & masks)], problems

@@ -1,4 +1,4 @@
-"""What a data set is: class names and (picture, mask) pairs. Knows nothing of steps."""
+"""What a data set is: class names and (image, mask) pairs. Knows nothing of steps."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class DataError(UserError, ValueError):
     """Something about the user's data; the message says what, where, and what to do."""
 
 
-class Picture(NamedTuple):
+class Sample(NamedTuple):
     name: str
     image: File
     mask: File
@@ -33,8 +33,8 @@ class Picture(NamedTuple):
 class Dataset:
     name: str
     class_names: tuple[str, ...]  # the index is the class id; [0] is the background
-    train: list[Picture]
-    test: list[Picture]
+    train: list[Sample]
+    test: list[Sample]
     train_list: str = "train"  # the name of the list of `train`; that of `test` is "val"
     problems: dict[str, list[str]] = field(default_factory=dict)  # by list: what is missing or cannot be used
     notices: list[str] = field(default_factory=list)  # what the user should know about this copy
@@ -141,19 +141,19 @@ class FolderListing:
 
 def read_list(
     list_file: Path, base: Path, image_folders: Sequence[str], mask_folders: Sequence[str]
-) -> tuple[list[Picture], list[str]]:
-    """The pictures of a list file, and what is wrong with its other lines.
+) -> tuple[list[Sample], list[str]]:
+    """The images of a list file, and what is wrong with its other lines.
 
     They come in ascending order of their names, so that the order of the lines is no matter.
 
-    A line holds either a name, looked for in the given folders of `base`, or the paths of a picture and its mask
+    A line holds either a name, looked for in the given folders of `base`, or the paths of an image and its mask
     below `base` (`/JPEGImages/x.jpg /SegmentationClassAug/x.png`, the leading slash means `base`).
     """
     listing = FolderListing()
     absolute = base.absolute().as_posix()
     image_folders = [str(base / folder) for folder in image_folders]
     mask_folders = [str(base / folder) for folder in mask_folders]
-    pictures: dict[str, Picture] = {}
+    samples: dict[str, Sample] = {}
     images: set[Path] = set()
     problems = []
     try:
@@ -166,7 +166,7 @@ def read_list(
         entries = [path for entry in given if (path := _below(absolute, entry)) is not None]
         if len(given) not in (1, 2):
             problems.append(
-                f"{where}: write one name, or a picture and its mask, without blanks in them: {line!r}"
+                f"{where}: write one name, or an image and its mask, without blanks in them: {line!r}"
             )
             continue
         if len(entries) < len(given):
@@ -178,23 +178,23 @@ def read_list(
             mask = listing.find(mask_folders, name, MASK_SUFFIXES)
             wanted = image_folders[0], mask_folders[0]
         else:
-            # JPEGImages/x.jpg and the name x are the same picture
+            # JPEGImages/x.jpg and the name x are the same image
             name = _without_suffix(entries[0]).split("/", maxsplit=1)[-1]
             image, mask = (listing.find([str(base)], entry, [""]) for entry in entries)
             wanted = str(base / entries[0]), str(base / entries[1])
         if image is None or mask is None:
             missing = [
                 f"its {kind} ({place})"
-                for kind, path, place in zip(("picture", "mask"), (image, mask), wanted, strict=True)
+                for kind, path, place in zip(("image", "mask"), (image, mask), wanted, strict=True)
                 if path is None
             ]
             problems.append(f"{where}: {name} lacks {' and '.join(missing)}; add the file or remove the line")
-        elif name in pictures or image in images:  # `a` and `./a` are one picture
+        elif name in samples or image in images:  # `a` and `./a` are one image
             problems.append(f"{where}: {name} is listed twice; remove one of the lines")
         else:
-            pictures[name] = Picture(name, image, mask)
+            samples[name] = Sample(name, image, mask)
             images.add(image)
-    return [pictures[name] for name in sorted(pictures)], problems
+    return [samples[name] for name in sorted(samples)], problems
 
 
 def _below(base: str, entry: str) -> str | None:

@@ -1,4 +1,4 @@
-"""What a step sees: which pictures, and which label each mask value becomes."""
+"""What a step sees: which images, and which label each mask value becomes."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from data.dataset import DataError, Picture
+from data.dataset import DataError, Sample
 from data.images import read_image, read_mask
 from data.protocols import BACKGROUND, IGNORE_INDEX, Step
 
@@ -46,8 +46,8 @@ def draw_class(classes: frozenset[int], name: str, split_seed: int) -> int | Non
     return min(classes, key=lambda c: _seed_of("partition", split_seed, c, name), default=None)
 
 
-def select_train(classes_per_picture: Sequence[frozenset[int]], step: Step, mode: str) -> list[int]:
-    """Positions of the training pictures of a step, in the modes that need not know the other steps.
+def select_train(classes_per_image: Sequence[frozenset[int]], step: Step, mode: str) -> list[int]:
+    """Positions of the training images of a step, in the modes that need not know the other steps.
 
     overlapped: any pixel of a new class. disjoint and sequential: besides, no pixel of a future class.
     """
@@ -55,27 +55,27 @@ def select_train(classes_per_picture: Sequence[frozenset[int]], step: Step, mode
     new, seen = set(step.new), set(step.seen)
     return [
         position
-        for position, classes in enumerate(classes_per_picture)
+        for position, classes in enumerate(classes_per_image)
         if classes & new and (mode == "overlapped" or classes <= seen)
     ]
 
 
-def select_test(classes_per_picture: Sequence[frozenset[int]], step: Step) -> list[int]:
-    """Positions of the test pictures with any pixel of a foreground class seen so far."""
+def select_test(classes_per_image: Sequence[frozenset[int]], step: Step) -> list[int]:
+    """Positions of the test images with any pixel of a foreground class seen so far."""
     seen = {*step.old, *step.new}
-    return [position for position, classes in enumerate(classes_per_picture) if classes & seen]
+    return [position for position, classes in enumerate(classes_per_image) if classes & seen]
 
 
 def check_steps(
     class_names: Sequence[str],
-    classes_per_picture: Sequence[frozenset[int]],
+    classes_per_image: Sequence[frozenset[int]],
     steps: Sequence[Step],
     chosen: Sequence[Sequence[int]],
     mode: str,
 ) -> None:
-    """DataError when a step has a class that the data set does not know or that no picture of the step shows.
+    """DataError when a step has a class that the data set does not know or that no image of the step shows.
 
-    `chosen` are the positions of each step's pictures (`images_of_steps`).
+    `chosen` are the positions of each step's images (`images_of_steps`).
     """
     for step, positions in zip(steps, chosen, strict=True):
         unknown = [class_id for class_id in step.new if class_id >= len(class_names)]
@@ -84,12 +84,12 @@ def check_steps(
                 f"step {step.index} learns class {unknown[0]}, but the data set has the classes "
                 f"1 to {len(class_names) - 1}; correct data.protocol or data.steps"
             )
-        shown = frozenset().union(*(classes_per_picture[position] for position in positions))
+        shown = frozenset().union(*(classes_per_image[position] for position in positions))
         missing = [f"{class_names[class_id]} ({class_id})" for class_id in step.new if class_id not in shown]
         if missing:
             raise DataError(
-                f"step {step.index} learns {', '.join(missing)}, but none of its {len(positions):,} training pictures "
-                f"({mode}) shows that; add pictures, leave the class out or change data.mode"
+                f"step {step.index} learns {', '.join(missing)}, but none of its {len(positions):,} training images "
+                f"({mode}) shows that; add images, leave the class out or change data.mode"
             )
 
 
@@ -132,35 +132,33 @@ def relabel(mask: np.ndarray, table: np.ndarray) -> np.ndarray:
 
 
 class StepDataset(torch.utils.data.Dataset):
-    """Pictures with the labels of one step, taken by (epoch, position).
+    """Images with the labels of one step, taken by (epoch, position).
 
-    What `transform` draws at random depends on the seed, the epoch and the picture's name, and on nothing else: not on
-    the number of workers or ranks, nor on what was loaded before. Without a transform pictures stay as they are.
+    What `transform` draws at random depends on the seed, the epoch and the image's name, and on nothing else: not on
+    the number of workers or ranks, nor on what was loaded before. Without a transform images stay as they are.
     """
 
     def __init__(
-        self, pictures: Sequence[Picture], table: np.ndarray, transform: Callable | None = None, seed: int = 0
+        self, samples: Sequence[Sample], table: np.ndarray, transform: Callable | None = None, seed: int = 0
     ):
         assert table.shape == (256,) and table.dtype == np.uint8
-        self.pictures, self.table, self.transform, self.seed = pictures, table, transform, seed
+        self.samples, self.table, self.transform, self.seed = samples, table, transform, seed
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.samples)
 
     def __getitem__(self, item: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """uint8 picture (3, H, W) and uint8 labels (H, W)."""
+        """uint8 image (3, H, W) and uint8 labels (H, W)."""
         epoch, position = item
-        picture = self.pictures[position]
-        pixels, mask = read_image(picture.image), read_mask(picture.mask)
+        sample = self.samples[position]
+        pixels, mask = read_image(sample.image), read_mask(sample.mask)
         if pixels.shape[:2] != mask.shape:
-            raise DataError(
-                f"{picture.mask}: is of another size than {picture.image}; make both the same size"
-            )
+            raise DataError(f"{sample.mask}: is of another size than {sample.image}; make both the same size")
         image, labels = torch.from_numpy(pixels).permute(2, 0, 1), torch.from_numpy(relabel(mask, self.table))
         if self.transform is not None:
             with torch.random.fork_rng(devices=[]):
                 # not torch.manual_seed, which would reach the generators of the GPUs as well
-                torch.default_generator.manual_seed(_seed_of(self.seed, epoch, picture.name))
+                torch.default_generator.manual_seed(_seed_of(self.seed, epoch, sample.name))
                 image, labels = self.transform(image, labels)
         return image.contiguous(), labels.contiguous()
 

@@ -1,4 +1,4 @@
-"""Which classes occur in which picture: one parallel scan that also checks every file, then a cached file."""
+"""Which classes occur in which image: one parallel scan that also checks every file, then a cached file."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 from tqdm import tqdm
 
-from data.dataset import DataError, Picture, raise_problems
+from data.dataset import DataError, Sample, raise_problems
 from data.files import write_atomically
 from data.images import TURNED, check_image, open_mask, read_bytes, read_image
 from data.packs import File, Record
@@ -24,7 +24,7 @@ from data.workers import outlive_signals
 DEFAULT_CACHE = Path("~/.cache/altersgd")
 VERSION = 2  # of what the cache holds and of what the scan checks
 MOST_WORKERS = 16  # beyond, the disk is the limit
-CHUNK = 64  # pictures a process takes at once
+CHUNK = 64  # images a process takes at once
 
 
 class Index(NamedTuple):
@@ -37,20 +37,20 @@ class Index(NamedTuple):
 
 def build_index(
     dataset_name: str,
-    pictures: Sequence[Picture],
+    samples: Sequence[Sample],
     num_classes: int,
     cache: str | Path | None = None,
     workers: int | None = None,
     progress: bool = True,
     unnamed: str = "refuse",
 ) -> list[frozenset[int]]:
-    """The classes of each picture, void and background left out: what most of an Index is asked for."""
-    return read_index(dataset_name, pictures, num_classes, cache, workers, progress, unnamed).classes
+    """The classes of each image, void and background left out: what most of an Index is asked for."""
+    return read_index(dataset_name, samples, num_classes, cache, workers, progress, unnamed).classes
 
 
 def read_index(
     dataset_name: str,
-    pictures: Sequence[Picture],
+    samples: Sequence[Sample],
     num_classes: int,
     cache: str | Path | None = None,
     workers: int | None = None,
@@ -58,29 +58,27 @@ def read_index(
     unnamed: str = "refuse",
     between: Callable[[], object] | None = None,
 ) -> Index:
-    """The index of the pictures, from its file in the folder `cache` as long as no picture or mask has changed.
+    """The index of the images, from its file in the folder `cache` as long as no image or mask has changed.
 
     `workers` processes scan (None: one per core, up to 16); every problem found is part of one DataError. A mask value
     that is no class is a problem, too, unless `unnamed` is "void". `between` is called
     again and again meanwhile, and may raise to end the scan.
     """
-    fingerprint = f"{unnamed} {_fingerprint(pictures)}"
-    paths = _digest(f"{picture.image}\0{picture.mask}" for picture in pictures)
+    fingerprint = f"{unnamed} {_fingerprint(samples)}"
+    paths = _digest(f"{sample.image}\0{sample.mask}" for sample in samples)
     folder = Path(cache or DEFAULT_CACHE).expanduser()
     file = folder / f"index-{dataset_name}-{num_classes}-{paths[:16]}.json"
-    index = _read(file, fingerprint, num_classes, len(pictures))
+    index = _read(file, fingerprint, num_classes, len(samples))
     if index is None:
         findings = scan(
-            dataset_name, pictures, num_classes, workers, progress, unnamed=unnamed, between=between
+            dataset_name, samples, num_classes, workers, progress, unnamed=unnamed, between=between
         )
         problems = [finding.problem for finding in findings if finding.problem]
         raise_problems(f"files of {dataset_name} cannot be used", problems)
         index = Index(
             [finding.classes for finding in findings],
-            _digest(f"{p.name} {finding.content}" for p, finding in zip(pictures, findings, strict=True))[
-                :32
-            ],
-            list(notes_on(pictures, findings, num_classes)),
+            _digest(f"{p.name} {finding.content}" for p, finding in zip(samples, findings, strict=True))[:32],
+            list(notes_on(samples, findings, num_classes)),
         )
         content = {"version": VERSION, "fingerprint": fingerprint, **index._asdict()}
         content["classes"] = [sorted(row) for row in index.classes]
@@ -100,8 +98,8 @@ def _digest(lines: Iterable[str]) -> str:
     return hashlib.blake2b("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
 
 
-def _fingerprint(pictures: Sequence[Picture]) -> str:
-    """Changes with any name, size or time of change of a picture or mask, and where a file is replaced by one as old."""
+def _fingerprint(samples: Sequence[Sample]) -> str:
+    """Changes with any name, size or time of change of an image or mask, and where a file is replaced by one as old."""
 
     def describe(path: File) -> str:
         record = f" {path.start}" if isinstance(path, Record) else ""
@@ -113,18 +111,18 @@ def _fingerprint(pictures: Sequence[Picture]) -> str:
             ) from None
         return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}{record}"
 
-    return _digest(f"{name} {describe(image)} {describe(mask)}" for name, image, mask in pictures)
+    return _digest(f"{name} {describe(image)} {describe(mask)}" for name, image, mask in samples)
 
 
-def content_digest(pictures: Sequence[Picture], classes: Sequence[frozenset[int]]) -> str:
+def content_digest(samples: Sequence[Sample], classes: Sequence[frozenset[int]]) -> str:
     """Names, classes and sizes of the files, by which runs older than `Index.content` know their data again."""
 
     def size(path: File) -> int:
         return path.file_size if isinstance(path, Record) else os.path.getsize(path)
 
     return _digest(
-        f"{picture.name} {sorted(shown)} {size(picture.image)} {size(picture.mask)}"
-        for picture, shown in zip(pictures, classes, strict=True)
+        f"{sample.name} {sorted(shown)} {size(sample.image)} {size(sample.mask)}"
+        for sample, shown in zip(samples, classes, strict=True)
     )[:32]
 
 
@@ -146,34 +144,34 @@ def _read(file: Path, fingerprint: str, num_classes: int, count: int) -> Index |
 
 
 class Finding(NamedTuple):
-    """What the scan learned about a picture."""
+    """What the scan learned about an image."""
 
     classes: frozenset[int] = frozenset()  # void, background and what has no name left out
-    problem: str = ""  # empty if picture and mask can be used
+    problem: str = ""  # empty if image and mask can be used
     pixels: dict[int, int] = {}  # mask value -> their number
-    how: tuple[str, ...] = ()  # in what the picture is not read as it is stored
+    how: tuple[str, ...] = ()  # in what the image is not read as it is stored
     content: str = ""  # a digest of both files
 
 
 class _Scan(torch.utils.data.Dataset):
     """As a data set the scan runs in the same processes, and as safely, as the loading of batches later on."""
 
-    def __init__(self, pictures: Sequence[Picture], num_classes: int, decode: bool, unnamed: str):
-        self.pictures, self.num_classes, self.decode, self.unnamed = pictures, num_classes, decode, unnamed
+    def __init__(self, samples: Sequence[Sample], num_classes: int, decode: bool, unnamed: str):
+        self.samples, self.num_classes, self.decode, self.unnamed = samples, num_classes, decode, unnamed
 
     def __len__(self) -> int:
-        return len(self.pictures)
+        return len(self.samples)
 
     def __getitem__(self, position: int) -> Finding:
         try:
-            finding = _look_at(self.pictures[position], self.num_classes, self.decode)
+            finding = _look_at(self.samples[position], self.num_classes, self.decode)
         except DataError as error:
             return Finding(problem=str(error))
         strange = unnamed_values(finding.pixels, self.num_classes)
         if not strange or self.unnamed == "void":
             return finding
         return finding._replace(
-            problem=f"{self.pictures[position].mask}: holds the label{'s' * (len(strange) > 1)} "
+            problem=f"{self.samples[position].mask}: holds the label{'s' * (len(strange) > 1)} "
             f"{', '.join(map(str, strange[:5]))}, but classes go from 0 to {self.num_classes - 1} and 255 is void; "
             "correct the mask or the class names, or set data.unnamed=void"
         )
@@ -184,26 +182,26 @@ def unnamed_values(values: Iterable[int], num_classes: int) -> list[int]:
     return [value for value in values if value >= num_classes and value != IGNORE_INDEX]
 
 
-def _look_at(picture: Picture, num_classes: int, decode: bool) -> Finding:
-    image_bytes, mask_bytes = read_bytes(picture.image), read_bytes(picture.mask)
-    mask = open_mask(picture.mask, mask_bytes)
-    look = check_image(picture.image, image_bytes)
+def _look_at(sample: Sample, num_classes: int, decode: bool) -> Finding:
+    image_bytes, mask_bytes = read_bytes(sample.image), read_bytes(sample.mask)
+    mask = open_mask(sample.mask, mask_bytes)
+    look = check_image(sample.image, image_bytes)
     if decode:
-        read_image(picture.image)
+        read_image(sample.image)
     if look.size != mask.size:
         shown = "{} x {}".format(*look.size)
         if TURNED in look.how and look.size == mask.size[::-1]:
             raise DataError(
-                f"{picture.mask}: is {mask.width} x {mask.height} as its picture is stored, but that is shown turned by its "
-                f"EXIF data, {shown}; turn the mask too, or take the orientation out of the picture's EXIF data"
+                f"{sample.mask}: is {mask.width} x {mask.height} as its image is stored, but that is shown turned by its "
+                f"EXIF data, {shown}; turn the mask too, or take the orientation out of the image's EXIF data"
             )
         raise DataError(
-            f"{picture.mask}: is {mask.width} x {mask.height} but its picture {shown}; "
+            f"{sample.mask}: is {mask.width} x {mask.height} but its image {shown}; "
             "make both the same size (masks by nearest neighbour)"
         )
     pixels = {value: count for value, count in enumerate(mask.histogram()) if count}
     classes = frozenset(value for value in pixels if BACKGROUND < value < num_classes)
-    content = f"{file_digest(picture.image, image_bytes)} {file_digest(picture.mask, mask_bytes)}"
+    content = f"{file_digest(sample.image, image_bytes)} {file_digest(sample.mask, mask_bytes)}"
     return Finding(classes, "", pixels, look.how, content)
 
 
@@ -212,15 +210,15 @@ def file_digest(path: File, content: bytes) -> str:
     return path.content if isinstance(path, Record) else hashlib.blake2b(content, digest_size=16).hexdigest()
 
 
-def notes_on(pictures: Sequence[Picture], findings: Sequence[Finding], num_classes: int) -> Iterator[str]:
+def notes_on(samples: Sequence[Sample], findings: Sequence[Finding], num_classes: int) -> Iterator[str]:
     """What is not read as it is stored: how many files, and one of them."""
     found: dict[str, list[File]] = {}
-    for picture, finding in zip(pictures, findings, strict=True):
+    for sample, finding in zip(samples, findings, strict=True):
         for how in finding.how:
-            found.setdefault(f"pictures are read {how}", []).append(picture.image)
+            found.setdefault(f"images are read {how}", []).append(sample.image)
         for value in unnamed_values(finding.pixels, num_classes):
             found.setdefault(f"masks hold the value {value}, which has no name and is void", []).append(
-                picture.mask
+                sample.mask
             )
     for what, paths in sorted(found.items()):
         yield f"{len(paths):,} {what}: {paths[0]} for example"
@@ -232,7 +230,7 @@ def _as_is(rows: list) -> list:
 
 def scan(
     dataset_name: str,
-    pictures: Sequence[Picture],
+    samples: Sequence[Sample],
     num_classes: int,
     workers: int | None = None,
     progress: bool = True,
@@ -240,14 +238,14 @@ def scan(
     unnamed: str = "refuse",
     between: Callable[[], object] | None = None,
 ) -> list[Finding]:
-    """Look at every picture and mask; `decode` reads pictures to the last pixel, not just their first and last bytes."""
+    """Look at every image and mask; `decode` reads images to the last pixel, not just their first and last bytes."""
     if workers is None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         workers = min(cores, MOST_WORKERS)
-    if len(pictures) < 8 * CHUNK:
+    if len(samples) < 8 * CHUNK:
         workers = 0  # done before the processes have started
     loader = DataLoader(
-        _Scan(pictures, num_classes, decode, unnamed),
+        _Scan(samples, num_classes, decode, unnamed),
         batch_size=CHUNK,
         num_workers=workers,
         collate_fn=_as_is,
@@ -256,9 +254,7 @@ def scan(
     )
     findings: list[Finding] = []
     # disable=None: no bar where stderr is a file
-    with tqdm(
-        total=len(pictures), desc=f"scanning {dataset_name}", disable=None if progress else True
-    ) as bar:
+    with tqdm(total=len(samples), desc=f"scanning {dataset_name}", disable=None if progress else True) as bar:
         for chunk in loader:
             if between is not None:
                 between()

@@ -1,4 +1,4 @@
-"""Which pictures make which batch. Everything follows from the seed and the numbers of iteration and rank."""
+"""Which images make which batch. Everything follows from the seed and the numbers of iteration and rank."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from data.incremental import StepDataset
 from data.memory import ReplayDataset
 from data.workers import outlive_signals
 
-Items = list[tuple[int, int]]  # (epoch, position) of each picture of a batch
+Items = list[tuple[int, int]]  # (epoch, position) of each image of a batch
 
 
-def iterations_per_epoch(num_pictures: int, batch_size: int, step: int | None = None) -> int:
-    """Full batches of one pass; the remaining pictures wait for the next permutation."""
-    iterations = num_pictures // batch_size
+def iterations_per_epoch(num_images: int, batch_size: int, step: int | None = None) -> int:
+    """Full batches of one pass; the remaining images wait for the next permutation."""
+    iterations = num_images // batch_size
     if iterations == 0:
         where = "the training set" if step is None else f"step {step}"
         raise DataError(
-            f"{where} has {num_pictures} training pictures, fewer than one batch of {batch_size}; "
-            "lower train.batch_size or add pictures"
+            f"{where} has {num_images} training images, fewer than one batch of {batch_size}; "
+            "lower train.batch_size or add images"
         )
     return iterations
 
 
 def micro_batch_size(batch_size: int, world: int, accumulate: int) -> int:
-    """Pictures that a rank sees at once."""
+    """Images that a rank sees at once."""
     size, rest = divmod(batch_size, world * accumulate)
     if rest:
         raise DataError(
@@ -132,13 +132,13 @@ def test_loader(
     workers: int = 0,
     pin: bool = False,
 ) -> DataLoader:
-    """Every picture once over all ranks: never padded, so ranks may differ by one picture, or have none at all.
+    """Every image once over all ranks: never padded, so ranks may differ by one image, or have none at all.
 
-    Without a transform pictures differ in size: those of one size then make batches together.
+    Without a transform images differ in size: those of one size then make batches together.
     """
     groups = defaultdict(list)
     for position in range(rank, len(dataset), world):
-        size = None if dataset.transform is not None else image_size(dataset.pictures[position].image)
+        size = None if dataset.transform is not None else image_size(dataset.samples[position].image)
         groups[size].append((0, position))
     batches = [
         group[start : start + batch_size]

@@ -73,7 +73,7 @@ class ReplayDataset(torch.utils.data.Dataset):
 
     def __init__(self, current: StepDataset, memory: Sequence[StepDataset]):
         self.parts = [current, *memory]  # the memory's by the step whose labels they have
-        self.pictures = [picture for part in self.parts for picture in part.pictures]
+        self.samples = [sample for part in self.parts for sample in part.samples]
         self.places = [(part, position) for part in self.parts for position in range(len(part))]
         self.num_current = len(current)
 

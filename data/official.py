@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable
 
-# data set -> list -> pictures
+# data set -> list -> images
 LISTS = {
     "voc": {"train": 1464, "train_aug": 10582, "val": 1449},
     "ade": {"train": 20210, "val": 2000},
@@ -20,15 +20,15 @@ NAMES_SHA256 = {
     ("voc", "val"): "6f8edc37993764f6e212237d39546fb595246244147e8a050813c520aac0ade1",
 }
 
-# (data set, list) -> pictures that show class 1, 2, ...
-PICTURES_PER_CLASS = {
+# (data set, list) -> images that show class 1, 2, ...
+IMAGES_PER_CLASS = {
     ("voc", "train_aug"): (
         *(586, 486, 698, 461, 654, 385, 1086, 1000, 1081, 264),
         *(528, 1177, 444, 482, 3898, 487, 299, 491, 500, 548),
     ),
 }
 
-# (data set, list, protocol, mode) -> pictures of each step; "test" stands for the mode of the test pictures
+# (data set, list, protocol, mode) -> images of each step; "test" stands for the mode of the test images
 STEP_SIZES = {
     ("voc", "train_aug", "15-1", "disjoint"): (8437, 378, 299, 420, 500, 548),
     ("voc", "train_aug", "15-1", "overlapped"): (9568, 487, 299, 491, 500, 548),
@@ -47,7 +47,7 @@ def names_digest(names: Iterable[str]) -> str:
 
 
 def is_official(dataset: str, list_name: str, names: Iterable[str]) -> bool:
-    """Whether these are the pictures of the official list: by their names where those are known, else by their number."""
+    """Whether these are the images of the official list: by their names where those are known, else by their number."""
     names = list(names)
     if (dataset, list_name) in NAMES_SHA256:
         return names_digest(names) == NAMES_SHA256[dataset, list_name]

@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from data.dataset import DataError, Dataset, Picture
+from data.dataset import DataError, Dataset, Sample
 from data.files import replacing
 
 MAGIC = b"AlterSGD pack"
@@ -120,7 +120,7 @@ def load_pack(path: Path, name: str, train_list: str = "auto") -> Dataset:
         )
     files = [_record(pack, entry) for entry in index["files"]]
     lists = {
-        key: [Picture(line[0], files[line[1]], files[line[2]]) for line in lines]
+        key: [Sample(line[0], files[line[1]], files[line[2]]) for line in lines]
         for key, lines in index["lists"].items()
     }
     used = index["train_list"] if train_list == "auto" else train_list

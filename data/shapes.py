@@ -1,4 +1,4 @@
-"""The embedded data set: small pictures of textured shapes in the layout of PASCAL VOC.
+"""The embedded data set: small images of textured shapes in the layout of PASCAL VOC.
 
     python -m data.shapes <root>
 
@@ -6,8 +6,8 @@ A class is a shape with a texture: class k has shape k mod 5 and texture k mod 4
 20 classes are all 20 pairs, and any five classes in a row hold every shape and every texture: classes learned
 late share both with classes learned early. Colours are random and tell nothing about the class.
 
-Which classes meet in a picture follows train_aug of VOC 2012 as the 15-1 protocol sees it: class 15 ("person")
-is the frequent companion, and about half of the pictures of a class 16..20 also show a class 1..15. Old objects
+Which classes meet in an image follows train_aug of VOC 2012 as the 15-1 protocol sees it: class 15 ("person")
+is the frequent companion, and about half of the images of a class 16..20 also show a class 1..15. Old objects
 are therefore seen, unlabelled, in later steps just as rarely as on VOC, unless --old-beside-new says otherwise.
 
 The layout is VOC's, so its reader calls class 1 "aeroplane" and so on; the names mean nothing here.
@@ -30,13 +30,13 @@ from data.dataset import DataError
 from data.palette import palette_image
 from data.protocols import BACKGROUND, IGNORE_INDEX
 
-VERSION = 1  # of the pictures: raise it whenever the same arguments would draw others
+VERSION = 1  # of the images: raise it whenever the same arguments would draw others
 MANIFEST = "shapes.json"
 NUM_CLASSES = 20
 COMPANION = 15  # VOC's person
 NEW = range(16, 21)  # the classes of the later steps of 15-1
 
-# How often a picture shows a second class, as measured on train_aug of VOC 2012.
+# How often an image shows a second class, as measured on train_aug of VOC 2012.
 PERSON_RATE = 0.30  # class 15 beside another class
 OLD_BESIDE_NEW = 0.34  # one of 1..14 beside one of 16..20
 OLD_BESIDE_OLD = 0.13  # one of 1..14 beside another one of 1..14
@@ -45,7 +45,7 @@ TWIN_RATE = 0.25  # a second object of the only class (chosen, not measured)
 MAX_OBJECTS = 3
 SILENT = {"old_beside_new": OLD_BESIDE_NEW}  # what a manifest means that does not say
 
-RADIUS = (0.24, 0.40)  # of an object, as part of the picture's side
+RADIUS = (0.24, 0.40)  # of an object, as part of the image's side
 PERIOD = (0.15, 0.18)  # of a texture, likewise
 TILT = 0.3  # the most an object leans to a side, in radians
 BORDER = 0.012  # half the width of the void border, likewise
@@ -80,13 +80,13 @@ def class_parts(k: int) -> tuple[str, str]:
 
 
 def choose_classes(main: int, rng: np.random.Generator, old_beside_new: float = OLD_BESIDE_NEW) -> list[int]:
-    """The class of each object of a picture built around class `main`, which comes first."""
+    """The class of each object of an image built around class `main`, which comes first."""
 
     def sometimes(rate: float, candidates: Iterable[int]) -> list[int]:
         others = [k for k in candidates if k != main]
         return [int(rng.choice(others))] if rng.random() < rate else []
 
-    if main == COMPANION:  # pictures of it with another class are built around the other
+    if main == COMPANION:  # images of it with another class are built around the other
         classes = [main]
     else:
         classes = [main, *sometimes(PERSON_RATE, [COMPANION])]
@@ -100,8 +100,8 @@ def choose_classes(main: int, rng: np.random.Generator, old_beside_new: float = 
 def draw(
     main: int, size: int, rng: np.random.Generator, old_beside_new: float = OLD_BESIDE_NEW
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One picture around class `main`: uint8 colours (size, size, 3) and uint8 labels (size, size)."""
-    picture = _background(size, rng)
+    """One image around class `main`: uint8 colours (size, size, 3) and uint8 labels (size, size)."""
+    image = _background(size, rng)
     labels = np.full((size, size), BACKGROUND, np.uint8)
     placed: list[tuple[float, float, float]] = []
     for k in choose_classes(main, rng, old_beside_new):
@@ -110,11 +110,11 @@ def draw(
         shape, texture = class_parts(k)
         x, y = _turned(centre, rng.uniform(-TILT, TILT), size)
         distance = SHAPES[shape](x / radius, y / radius) * radius
-        picture = _paint(picture, distance, _textured(texture, x, y, size, rng))
+        image = _paint(image, distance, _textured(texture, x, y, size, rng))
         labels[distance < 0] = k
         labels[np.abs(distance) < BORDER * size] = IGNORE_INDEX
-    picture += rng.normal(0, 4, picture.shape)
-    return picture.clip(0, 255).astype(np.uint8), labels
+    image += rng.normal(0, 4, image.shape)
+    return image.clip(0, 255).astype(np.uint8), labels
 
 
 def _place(
@@ -153,27 +153,27 @@ def _background(size: int, rng: np.random.Generator) -> np.ndarray:
     cells = int(rng.integers(2, 6))
     greys = rng.uniform(40, 216, (cells, cells, 1))
     patches = Image.fromarray((greys + rng.uniform(-40, 40, (cells, cells, 3))).astype(np.uint8))
-    picture = np.asarray(patches.resize((size, size), Image.Resampling.BICUBIC), np.float64)
+    image = np.asarray(patches.resize((size, size), Image.Resampling.BICUBIC), np.float64)
     for _ in range(rng.integers(2, 6)):
         length, width = size * rng.uniform(0.05, 0.4), size * rng.uniform(0.008, 0.03)
         x, y = _turned(rng.uniform(0, size, 2), rng.uniform(0, np.pi), size)
         distance = np.maximum(np.abs(x) - length, np.abs(y) - width)
-        picture = _paint(picture, distance, rng.uniform(0, 255, 3))
-    return picture
+        image = _paint(image, distance, rng.uniform(0, 255, 3))
+    return image
 
 
-def _paint(picture: np.ndarray, distance: np.ndarray, colour: np.ndarray) -> np.ndarray:
-    """The picture with the colour wherever the distance is negative; the outline is smooth."""
+def _paint(image: np.ndarray, distance: np.ndarray, colour: np.ndarray) -> np.ndarray:
+    """The image with the colour wherever the distance is negative; the outline is smooth."""
     cover = np.clip(0.5 - distance, 0, 1)[..., None]
-    return picture + cover * (colour - picture)
+    return image + cover * (colour - image)
 
 
 def _write(job: tuple[str, int], folder: Path, seed: int, size: int, old_beside_new: float) -> None:
     split, i = job
-    # A generator of its own for every picture: neither their number nor the workers change what it shows.
+    # A generator of its own for every image: neither their number nor the workers change what it shows.
     rng = np.random.default_rng([seed, int(split == "val"), i])
-    picture, labels = draw(i % NUM_CLASSES + 1, size, rng, old_beside_new)
-    Image.fromarray(picture).save(folder / "JPEGImages" / f"{_name(split, i)}.jpg", quality=95)
+    image, labels = draw(i % NUM_CLASSES + 1, size, rng, old_beside_new)
+    Image.fromarray(image).save(folder / "JPEGImages" / f"{_name(split, i)}.jpg", quality=95)
     palette_image(labels).save(folder / "SegmentationClassAug" / f"{_name(split, i)}.png")
 
 
@@ -204,10 +204,10 @@ def generate(
     if min(train, val) < NUM_CLASSES or size < 32 or seed < 0 or workers < 1:
         raise DataError(
             f"shapes: seed {seed}, train {train}, val {val}, size {size}, workers {workers}: need a seed >= 0, at "
-            f"least {NUM_CLASSES} pictures (one a class) for train and val, a size >= 32 and at least one worker"
+            f"least {NUM_CLASSES} images (one a class) for train and val, a size >= 32 and at least one worker"
         )
     if not 0 <= old_beside_new <= 1:
-        raise DataError(f"shapes: old_beside_new {old_beside_new} is a share of pictures: give 0 to 1")
+        raise DataError(f"shapes: old_beside_new {old_beside_new} is a share of images: give 0 to 1")
     if _holds(root, manifest):
         return False
 
@@ -269,19 +269,19 @@ def main() -> None:
         "root", type=Path, help="folder to write, in the layout of VOC (read it with data.dataset: voc)"
     )
     parser.add_argument(
-        "--seed", type=int, default=0, help="other seeds give other pictures (default: %(default)s)"
+        "--seed", type=int, default=0, help="other seeds give other images (default: %(default)s)"
     )
-    parser.add_argument("--train", type=int, default=3000, help="training pictures (default: %(default)s)")
-    parser.add_argument("--val", type=int, default=400, help="test pictures (default: %(default)s)")
+    parser.add_argument("--train", type=int, default=3000, help="training images (default: %(default)s)")
+    parser.add_argument("--val", type=int, default=400, help="test images (default: %(default)s)")
     parser.add_argument(
-        "--size", type=int, default=64, help="side of a picture in pixels (default: %(default)s)"
+        "--size", type=int, default=64, help="side of an image in pixels (default: %(default)s)"
     )
     parser.add_argument(
         "--old-beside-new",
         type=float,
         default=OLD_BESIDE_NEW,
         metavar="RATE",
-        help="share of the pictures of a class 16..20 that also show one of 1..14 (default: %(default)s, as on VOC)",
+        help="share of the images of a class 16..20 that also show one of 1..14 (default: %(default)s, as on VOC)",
     )
     parser.add_argument("--workers", type=int, default=2, help="processes (default: %(default)s)")
     arguments = parser.parse_args()

@@ -42,7 +42,7 @@ def shift_warning(
 ) -> str | None:
     """Signs that the masks count classes from another number than the names do. They may deceive: it is a warning.
 
-    Masks that count from zero leave the last name without a pixel. Where they go on with void instead of 255 (CamVid as
+    Masks that count from zero leave the last name without a pixel. Where they continue with void instead of 255 (CamVid as
     it comes), void has the last name: it is in thin regions of every image, and 0, a class, is in large ones.
     """
     last = len(class_names) - 1

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from data.dataset import DataError, Dataset, Picture, find_base, read_list, register
+from data.dataset import DataError, Dataset, Sample, find_base, read_list, register
 
 CLASS_NAMES = (
     *("background", "aeroplane", "bicycle", "bird", "boat", "bottle", "bus", "car", "cat", "chair", "cow"),
@@ -29,7 +29,7 @@ MASK_FOLDERS = (AUGMENTED, "SegmentationClass")
 
 TRAIN_NOTICE = (
     "train_aug is not in {base} (it needs the folder SegmentationClassAug and the list train_aug.txt): training on "
-    "the {count:,} pictures of train. Published figures use the 10,582 pictures of train_aug; expect lower ones."
+    "the {count:,} images of train. Published numbers use the 10,582 images of train_aug; expect lower ones."
 )
 
 
@@ -56,7 +56,7 @@ def load_voc(root: str | Path | None, train_list: str = "auto") -> Dataset:
     return Dataset("voc", CLASS_NAMES, train, test, used, problems, notices)
 
 
-def _read(base: Path, split: str) -> tuple[list[Picture], list[str]]:
+def _read(base: Path, split: str) -> tuple[list[Sample], list[str]]:
     list_file = _find_list(base, split)
     if list_file is None:
         folders = " or ".join(str(base / folder) for folder in LIST_FOLDERS)

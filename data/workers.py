@@ -1,4 +1,4 @@
-"""The processes that read pictures beside a run: which signals end them."""
+"""The processes that read images beside a run: which signals end them."""
 
 from __future__ import annotations
 

@@ -223,7 +223,7 @@ def restore_training(
     if len(state["rng"]) == ranks.world:
         set_random_state(state["rng"][ranks.rank], ranks.device)
     else:
-        say(f"note: what ran on {len(state['rng'])} ranks goes on on {ranks.world}: not the same bits")
+        say(f"note: what ran on {len(state['rng'])} ranks resumes on {ranks.world}: not the same bits")
     return position
 
 

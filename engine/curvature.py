@@ -25,7 +25,7 @@ PLANE = [SPAN * (i - 6) / 6 for i in range(13)]
 
 
 def measure(folder: Path, options: Options) -> dict[str, Any]:
-    """Every figure of one model of the run in the folder."""
+    """Every metric of one model of the run in the folder."""
     be_deterministic()
     config = load_config([folder / "config.yaml"])
     dataset = load_dataset(config.data.dataset, config.data.root, config.data.train_list)
@@ -64,18 +64,18 @@ def measure(folder: Path, options: Options) -> dict[str, Any]:
 def measure_in_mode(
     subject: Subject, batches: list[Batch], old: list[Batch], options: Options
 ) -> dict[str, Any]:
-    """Every figure of the model with its norms as they are now."""
-    figures = {
+    """Every metric of the model with its norms as they are now."""
+    metrics = {
         name: measure_loss(loss, batches, subject.parameters, options)
         for name, loss in subject.terms.items()
         if options.of in (name, "both")
     }
-    figures["around"] = around(subject, batches, options.seed)
+    metrics["around"] = around(subject, batches, options.seed)
     if options.plane:
-        figures["plane"] = plane(subject, batches, options.seed)
+        metrics["plane"] = plane(subject, batches, options.seed)
     if old:
-        figures["line"] = line(subject, old)
-    return figures
+        metrics["line"] = line(subject, old)
+    return metrics
 
 
 def measure_loss(
@@ -86,15 +86,15 @@ def measure_loss(
     if not math.isfinite(value):
         raise RunError(f"the loss of this model is {value}: there is nothing to measure")
     whole, single = flatness.gradient_norms(loss, batches, parameters)
-    figures: dict[str, Any] = {"loss": value, "gradient_norm2": whole, "gradient_norm2_of_a_batch": single}
+    metrics: dict[str, Any] = {"loss": value, "gradient_norm2": whole, "gradient_norm2_of_a_batch": single}
     if options.top:
-        figures["eigenvalues"] = flatness.top_eigenvalues(
+        metrics["eigenvalues"] = flatness.top_eigenvalues(
             loss, batches, parameters, options.top, seed=options.seed
         )
     if options.probes:
         mean, error = flatness.hessian_trace(loss, batches, parameters, options.probes, seed=options.seed)
-        figures["trace"] = {"mean": mean, "standard_error": error}
-    return figures | {"sharpness": flatness.sharpness(loss, batches, parameters, options.epsilon)}
+        metrics["trace"] = {"mean": mean, "standard_error": error}
+    return metrics | {"sharpness": flatness.sharpness(loss, batches, parameters, options.epsilon)}
 
 
 def directions(subject: Subject, seed: int, count: int) -> list[list[Tensor]]:
@@ -136,7 +136,7 @@ def line(subject: Subject, old: list[Batch]) -> dict[str, Any]:
     losses = landscape.loss_between(
         subject.segmentation_and_among_old, old, shared, list(start.values()), end, PLACES
     )
-    figures: dict[str, Any] = {"places": PLACES}
+    metrics: dict[str, Any] = {"places": PLACES}
     for name, values in zip(("seg", "among_old"), losses.T.tolist(), strict=True):
-        figures[name] = {"losses": values, "barrier": landscape.barrier(values, PLACES)}
-    return figures
+        metrics[name] = {"losses": values, "barrier": landscape.barrier(values, PLACES)}
+    return metrics

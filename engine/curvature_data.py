@@ -10,7 +10,7 @@ from torch import Tensor
 
 from configs.schema import Config
 from data import DataError, Dataset
-from data.dataset import Picture
+from data.dataset import Sample
 from data.incremental import StepDataset, images_of_steps, select_test, test_table, train_table
 from data.index import build_index
 from data.protocols import Step, configured_steps
@@ -180,7 +180,7 @@ class Batches:
     def _earlier(self) -> list[Step]:
         step = self.subject.step
         if step.index == 0:
-            raise RunError("step 0 has no old pictures and no line: nothing was learned before it")
+            raise RunError("step 0 has no old images and no line: nothing was learned before it")
         return self.subject.steps[: step.index]
 
     def _train(self, step: Step) -> tuple[StepDataset, Method]:
@@ -218,7 +218,7 @@ class Batches:
         images = [self.dataset.test[i] for i in chosen]
         return StepDataset(images, table, test_transform(data.crop)), plain_method(self.subject.config)
 
-    def _classes(self, images: Sequence[Picture]) -> list[frozenset[int]]:
+    def _classes(self, images: Sequence[Sample]) -> list[frozenset[int]]:
         data, dataset = self.data, self.dataset
         return build_index(dataset.name, images, dataset.num_classes, cache=data.cache, unnamed=data.unnamed)
 
@@ -226,9 +226,9 @@ class Batches:
         options = self.options
         size = min(options.batch_size, options.num_images, *(len(data) for data, _ in groups))
         if size == 0:
-            raise DataError(f"--on {options.on}: no such picture shows a class of the step")
+            raise DataError(f"--on {options.on}: no such image shows a class of the step")
         if size == 1 and options.norm_mode != "eval":
-            raise RunError("--norm-mode train: a batch of one picture has no statistics; raise --batch")
+            raise RunError("--norm-mode train: a batch of one image has no statistics; raise --batch")
         generator = torch.Generator().manual_seed(options.seed)
         orders = [torch.randperm(len(data), generator=generator).split(size) for data, _ in groups]
         whole = [(g, part) for g, order in enumerate(orders) for part in order if len(part) == size]

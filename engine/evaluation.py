@@ -1,4 +1,4 @@
-"""Score the model of a step, and record its figures."""
+"""Score the model of a step, and record its metrics."""
 
 from torch import Tensor
 from tqdm import tqdm
@@ -8,15 +8,15 @@ from data.loaders import test_loader
 from data.protocols import Step
 from data.transforms import test_transform
 from engine.inference import predict
-from engine.results import figures_by_step, step_result
+from engine.results import metrics_by_step, step_result
 from engine.run import Run
-from engine.scores import put, same_figures
+from engine.scores import put, same_metrics
 from engine.step import load_step
 from metrics.confusion import ConfusionMatrix
 from metrics.continual import group_names
 from models.segmenter import Segmenter
 from tracking.progress import bar_place
-from tracking.shown import pictures_to_show
+from tracking.shown import images_to_show
 from tracking.tables import percent, step_table
 
 
@@ -50,17 +50,17 @@ def evaluate(run: Run, step: Step, model: Segmenter) -> ConfusionMatrix:
         tqdm(loader, doing, disable=not ranks.is_main, **bar_place()), f"{doing}, which is trained and saved"
     ):
         matrix.update(labels.to(ranks.device, non_blocking=True), guess(images))
-    for number, position in enumerate(pictures_to_show(run.test_classes, run.steps, run.config.run.pictures)):
+    for number, position in enumerate(images_to_show(run.test_classes, run.steps, run.config.run.pictures)):
         if ranks.is_main and position in positions:
             image, labels = data[0, positions.index(position)]
-            picture = image.permute(1, 2, 0).numpy(), labels.numpy(), guess(image[None])[0].cpu().numpy()
-            run.board.picture(number, *picture, step, run.iterations_until(step))
+            shown = image.permute(1, 2, 0).numpy(), labels.numpy(), guess(image[None])[0].cpu().numpy()
+            run.board.image(number, *shown, step, run.iterations_until(step))
     matrix.sum_over_ranks()
     return matrix
 
 
 def record(run: Run, step: Step, matrix: ConfusionMatrix, costs: dict) -> None:
-    """Put the figures of a step into results.json, TensorBoard and the terminal."""
+    """Put the metrics of a step into results.json, TensorBoard and the terminal."""
     names = run.dataset.class_names
     counts = matrix.counts.cpu().numpy()
     earlier = [score for score in run.scores if score["step"] < step.index]
@@ -80,27 +80,27 @@ def record(run: Run, step: Step, matrix: ConfusionMatrix, costs: dict) -> None:
 
 
 def is_news(run: Run, result: dict) -> bool:
-    """Whether the scores of a step are to be taken up: what is recorded is replaced by other figures only by run.force."""
+    """Whether the scores of a step are to be taken up: what is recorded is replaced by other metrics only by run.force."""
     recorded = next((score for score in run.scores if score["step"] == result["step"]), None)
     if recorded is None:
         return True
-    if same_figures(recorded, result):
-        run.say(f"step {result['step']}: scored again, the same figures as recorded")
+    if same_metrics(recorded, result):
+        run.say(f"step {result['step']}: scored again, the same metrics as recorded")
         return False
     shown = " -> ".join(percent(score["miou"]["all"]) for score in (recorded, result))
     what = "they are replaced (run.force)" if run.config.run.force else "those recorded stay"
     run.say(
-        f"warning: step {result['step']}: scored again, other figures than recorded (mIoU of all {shown}): {what}. "
+        f"warning: step {result['step']}: scored again, other metrics than recorded (mIoU of all {shown}): {what}. "
         "Another machine or number of threads changes the last digits; more comes from another model, code or data"
     )
     return run.config.run.force
 
 
 def score_again(run: Run) -> None:
-    """train.evaluate_only: score the checkpoints asked for, and in the run's own setting also those without any figures."""
+    """train.evaluate_only: score the checkpoints asked for, and in the run's own setting also those without any metrics."""
     first = run.config.train.first_step
     if run.evaluation is None:
-        scored = figures_by_step(run.scores)
+        scored = metrics_by_step(run.scores)
         first = min([first, *(step.index for step in run.steps if step.index not in scored)])
     wanted = run.steps[max(first, run.first) : run.last_step + 1]
     for step in wanted:

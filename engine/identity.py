@@ -17,7 +17,7 @@ from configs import yaml_core
 from configs.schema import EVALUATION_KEYS, FREE_KEYS, Config, config_differences, with_defaults
 from data.protocols import Step, steps_from_lists
 from engine.checkpoint import CheckpointError
-from engine.results import figures_by_step
+from engine.results import metrics_by_step
 from methods import METHODS
 from models.pretrained import sha256_of, weights_file
 
@@ -133,14 +133,14 @@ def some(differences: Sequence[str]) -> str:
 
 
 def recorded_classes(results: Facts) -> dict[int, str]:
-    """Class names by id as a results.json tells; one of an older version tells those that it has figures of."""
+    """Class names by id as a results.json tells; one of an older version tells those that it has metrics of."""
     if "classes" in results:
         return dict(enumerate(results["classes"]))
-    figures = figures_by_step(results.get("steps", ()))
-    if not figures:
+    metrics = metrics_by_step(results.get("steps", ()))
+    if not metrics:
         return {}
-    last = max(figures)
-    return dict(zip(steps_from_lists(results["protocol"])[last].seen, figures[last]["classes"], strict=True))
+    last = max(metrics)
+    return dict(zip(steps_from_lists(results["protocol"])[last].seen, metrics[last]["classes"], strict=True))
 
 
 def check_model(

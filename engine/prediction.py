@@ -114,7 +114,7 @@ def find_images(given: Sequence[Path], out: Path) -> tuple[list[Path], dict[Path
         if os.path.isdir(path):
             found = list(images_below(path, out))
             if not found:
-                problems[path] = "there is no picture in this folder"
+                problems[path] = "there is no image in this folder"
         else:
             found = [path]
         for image in found:
@@ -128,7 +128,7 @@ def find_images(given: Sequence[Path], out: Path) -> tuple[list[Path], dict[Path
 def images_below(folder: Path, out: Path) -> Iterator[Path]:
     """Every file somewhere below the folder that is named like an image, but for those in `out`."""
     if folder.resolve() == out.resolve():
-        raise RunError(f"--out {out}: the pictures are looked for in this folder; choose another")
+        raise RunError(f"--out {out}: the images are looked for in this folder; choose another")
     for here, folders, files in os.walk(folder):
         folders[:] = sorted(f for f in folders if Path(here, f).resolve() != out.resolve())
         yield from (Path(here, file) for file in sorted(files) if Path(file).suffix.lower() in ANY_SUFFIXES)

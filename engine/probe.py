@@ -1,6 +1,6 @@
 """run.flatness: loss, gradient norm and curvature while a step trains, which does not notice.
 
-Three figures, `loss`, `squared_gradient_norm` and `top_eigenvalue` (of the Hessian), describe each of three functions of the
+Three metrics, `loss`, `squared_gradient_norm` and `top_eigenvalue` (of the Hessian), describe each of three functions of the
 weights, all of them means over `run.flatness` images with the norms in eval:
 
     no prefix     l_seg on training images of the step
@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from configs.schema import Config
 from data import Dataset
-from data.dataset import Picture
+from data.dataset import Sample
 from data.incremental import StepDataset, select_test, test_table, train_table
 from data.protocols import IGNORE_INDEX, Step
 from data.transforms import test_transform
@@ -30,7 +30,7 @@ from methods import AlterSGD, Method, make_method, make_phase
 from methods.importance import ImportanceMethod
 from models.segmenter import Segmenter, rebuild_segmenter
 
-Figures = dict[str, float | None]
+Metrics = dict[str, float | None]
 
 
 def places_of(config: Config, step: Step, *, epoch: int, total: int, last: int) -> dict[int, str]:
@@ -66,8 +66,8 @@ class Probe:
     keep: float  # lambda_a, the weight of R in normal training
     places: Mapping[int, str]  # iteration -> name: where to measure
 
-    def __call__(self, model: Segmenter) -> Figures:
-        """All figures by name. Every rank must ask: the pixels that a loss counts may be counted over all of them."""
+    def __call__(self, model: Segmenter) -> Metrics:
+        """All metrics by name. Every rank must ask: the pixels that a loss counts may be counted over all of them."""
         twin = self._twin(model)
         losses = self._training_losses(twin) | self._old_loss(twin)
         freeze_like(model, twin)  # after the method has begun the step with the twin too
@@ -75,7 +75,7 @@ class Probe:
         return {
             prefix + name: value
             for prefix, loss in losses.items()
-            for name, value in figures_of(loss, parameters).items()
+            for name, value in flatness_of(loss, parameters).items()
         }
 
     def _twin(self, model: Segmenter) -> Segmenter:
@@ -134,7 +134,7 @@ class Probe:
             return {}
         return {"old_": lambda: F.cross_entropy(twin(images).logits, labels, ignore_index=IGNORE_INDEX)}
 
-    def _read(self, chosen: Sequence[Picture], table: np.ndarray) -> tuple[Tensor, Tensor]:
+    def _read(self, chosen: Sequence[Sample], table: np.ndarray) -> tuple[Tensor, Tensor]:
         """Central squares as one batch."""
         data = StepDataset(chosen, table, test_transform(self.config.data.crop))
         images, labels = map(torch.stack, zip(*(data[0, i] for i in range(len(data))), strict=True))
@@ -151,7 +151,7 @@ def freeze_like(model: nn.Module, twin: nn.Module) -> None:
         ours.requires_grad_(theirs.requires_grad)
 
 
-def figures_of(loss: Callable[[], Tensor], parameters: Sequence[Tensor]) -> Figures:
+def flatness_of(loss: Callable[[], Tensor], parameters: Sequence[Tensor]) -> Metrics:
     """None stands for what is not finite or did not converge."""
     from scipy.sparse.linalg import ArpackError  # late: scipy takes its time
 
@@ -163,12 +163,12 @@ def figures_of(loss: Callable[[], Tensor], parameters: Sequence[Tensor]) -> Figu
         top = flatness.top_eigenvalues(lambda _: loss(), [None], parameters, 1, tolerance=0.01)
     except ArpackError:  # a Hessian that is not finite, or zero throughout, is no reason to end a run
         top = []
-    figures = {
+    metrics = {
         "loss": value.item(),
         "squared_gradient_norm": gradient.norm().item() ** 2,
         "top_eigenvalue": top[0] if top else math.nan,
     }
-    return {name: figure if math.isfinite(figure) else None for name, figure in figures.items()}
+    return {name: metric if math.isfinite(metric) else None for name, metric in metrics.items()}
 
 
 def plain_method(config: Config) -> Method:

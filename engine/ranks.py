@@ -146,7 +146,7 @@ def together(ranks: Ranks) -> Iterator[None]:
     for rank, theirs in enumerate(everybody):
         if theirs is not None:
             text, stopped = theirs
-            raise StoppedBySignal(text) if stopped else RankError(f"rank {rank} cannot go on: {text}")
+            raise StoppedBySignal(text) if stopped else RankError(f"rank {rank} cannot continue: {text}")
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""The figures of a step as they stand in `results.json`, and what they depend on beside the config."""
+"""The metrics of a step as they stand in `results.json`, and what they depend on beside the config."""
 
 import platform
 import subprocess
@@ -34,9 +34,9 @@ def step_result(
 def summarise(
     result: Mapping[str, Any], earlier: Sequence[Mapping], steps: Sequence[Step], class_names: Sequence[str]
 ) -> dict[str, Any]:
-    """The figures of a step that follow from its IoU and from the steps before it.
+    """The metrics of a step that follow from its IoU and from the steps before it.
 
-    What is measured against all steps before is unknown if one of them has no figures.
+    What is measured against all steps before is unknown if one of them has no metrics.
     """
     ids = {name: i for i, name in enumerate(class_names)}
     history = [{ids[name]: v for name, v in entry["iou"].items()} for entry in (*earlier, result)]
@@ -52,7 +52,7 @@ def summarise(
     }
 
 
-def figures_by_step(entries: Iterable[dict]) -> dict[int, dict]:
+def metrics_by_step(entries: Iterable[dict]) -> dict[int, dict]:
     """The `steps` of a results.json, each by the number of its step.
 
     A run that starts after a later step may lack those before it, so a place in the list is no number of a step.
@@ -62,11 +62,11 @@ def figures_by_step(entries: Iterable[dict]) -> dict[int, dict]:
 
 def steps_done(entries: Iterable[dict]) -> int:
     """How many steps of its protocol a run has behind it."""
-    return max(figures_by_step(entries), default=-1) + 1
+    return max(metrics_by_step(entries), default=-1) + 1
 
 
 def steps_asked_for(train: Mapping[str, Any], num_steps: int) -> int:
-    """How many steps of its protocol a run is to do: a run is done when it has their figures."""
+    """How many steps of its protocol a run is to do: a run is done when it has their metrics."""
     return num_steps if train["last_step"] is None else train["last_step"] + 1
 
 

@@ -31,7 +31,7 @@ from engine.ranks import (
     main_rank_first,
     together,
 )
-from engine.results import changed_lists, environment, figures_by_step, steps_asked_for
+from engine.results import changed_lists, environment, metrics_by_step, steps_asked_for
 from engine.run_folder import RunError, RunFolder
 from engine.scores import drop_from, evaluation_name, scores_of
 from engine.start import settle_start
@@ -43,7 +43,7 @@ FACTS = (
     "classes",
     "weights",
     "started_from",
-)  # of results.json: what its figures depend on beside config and data
+)  # of results.json: what its metrics depend on beside config and data
 # of the config: what may differ between the machines of a run, whose ranks compare what they find there
 MACHINE_KEYS = ("data.root", "data.cache", "data.workers", "run.folder")
 
@@ -65,7 +65,7 @@ class Run:
 
     @cached_property
     def scores(self) -> list[dict]:
-        """The figures of steps in the setting that this start scores in: a part of `results`."""
+        """The metrics of steps in the setting that this start scores in: a part of `results`."""
         return scores_of(self.results, self.evaluation, self.config.model_dump(mode="json"))
 
     @property
@@ -108,7 +108,7 @@ class Run:
         return sum(self.iterations(earlier) for earlier in self.steps[: step.index])
 
     def iterations_until(self, step: Step) -> int:
-        """Updates from the beginning of the run to the end of the step: where its figures stand in TensorBoard."""
+        """Updates from the beginning of the run to the end of the step: where its metrics stand in TensorBoard."""
         return self.iterations_before(step) + self.iterations(step)
 
     def phase(self, step: Step) -> Descent:
@@ -129,7 +129,7 @@ class Run:
             yield batch
         if any_rank(self.ranks, stopped):
             self.board.flush()
-            raise StoppedBySignal(f"stopped while {doing}: the same command goes on from here")
+            raise StoppedBySignal(f"stopped while {doing}: the same command resumes from here")
 
     def say(self, text: str) -> None:
         if self.ranks.is_main:
@@ -215,7 +215,7 @@ def prepare(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
         run.say(f"note: {notice}")
     run.say(
         f"{folder.path}: {short_name(config.model_dump())}, strength {config.method.strength:g}\n"
-        f"pictures   {' + '.join(str(len(images)) for images in chosen)}\n"
+        f"images     {' + '.join(str(len(images)) for images in chosen)}\n"
         f"iterations {' + '.join(map(str, iterations))}"
     )
     return run
@@ -268,7 +268,7 @@ def open_folder(config: Config, ranks: Ranks, steps: list[Step], results: dict[s
         check_same_data(config, folder, earlier["data"], results["data"])
         if ranks.is_main and "train_content" not in earlier["data"]:
             tqdm.write(
-                f"note: {folder.path} was begun before the content of pictures was recorded: that they are the same "
+                f"note: {folder.path} was begun before the content of images was recorded: that they are the same "
                 "is known of their names, classes and sizes alone"
             )
         results |= {key: earlier[key] for key in FACTS if key in earlier}
@@ -279,8 +279,8 @@ def open_folder(config: Config, ranks: Ranks, steps: list[Step], results: dict[s
             if ranks.is_main:
                 folder.write_results(earlier)
         missing = first_missing(folder, first_step(results))
-        figures = figures_by_step(earlier["steps"])
-        results["steps"] = [result for index, result in figures.items() if index < missing]
+        metrics = metrics_by_step(earlier["steps"])
+        results["steps"] = [result for index, result in metrics.items() if index < missing]
         keep_evaluations(config, ranks, folder, earlier, results, missing)
         behind = [step.index for step in steps[missing:] if folder.step_checkpoint(step.index).exists()]
         if behind and ranks.is_main:
@@ -289,7 +289,7 @@ def open_folder(config: Config, ranks: Ranks, steps: list[Step], results: dict[s
                 "from it, and not from one that is trained now: delete them to have them trained again"
             )
         return folder
-    if config.train.evaluate_only:  # the figures were moved away; the run's own setting is still known
+    if config.train.evaluate_only:  # the metrics were moved away; the run's own setting is still known
         results["config"] = load_config([folder.config_file]).model_dump(mode="json")
     if ranks.is_main:
         folder.write_results(results)
@@ -307,7 +307,7 @@ def first_step(results: dict[str, Any]) -> int:
 
 
 def first_missing(folder: RunFolder, first: int) -> int:
-    """The first step from `first` on that has no checkpoint: figures from there on are made again."""
+    """The first step from `first` on that has no checkpoint: metrics from there on are made again."""
     while folder.step_checkpoint(first).exists():
         first += 1
     return first
@@ -337,7 +337,7 @@ def keep_evaluations(
 def check_same_config(
     config: Config, folder: RunFolder, before: dict[str, Any], weights: dict[str, str] | None
 ) -> None:
-    """A folder holds one experiment: refuse to go on with another config unless forced."""
+    """A folder holds one experiment: refuse to resume with another config unless forced."""
     if not folder.config_file.exists():
         return
     free = FREE_KEYS + (EVALUATION_KEYS if config.train.evaluate_only else ())
@@ -364,7 +364,7 @@ def check_same_config(
 
 
 def check_same_classes(folder: RunFolder, before: dict[str, Any], class_names: list[str]) -> None:
-    """Not even run.force mixes class names: figures are kept under them."""
+    """Not even run.force mixes class names: metrics are kept under them."""
     known = identity.recorded_classes(before)
     renamed = identity.class_differences(known, dict(enumerate(class_names)))
     if renamed:
@@ -378,7 +378,7 @@ def check_same_data(config: Config, folder: RunFolder, before: dict[str, str], n
     changed = changed_lists(before, now)
     if changed and not config.run.force:
         raise RunError(
-            f"{folder.path} was begun with other {' and '.join(changed)} pictures than data.root={config.data.root} holds "
+            f"{folder.path} was begun with other {' and '.join(changed)} images than data.root={config.data.root} holds "
             "now: restore the data set, give this run a run.name of its own, or insist with run.force=true"
         )
 

@@ -1,7 +1,7 @@
 """A run's folder: what is in it, who may write to it, and whether it can be trusted.
 
 config.yaml     the resolved config            step_<i>.pt   the model after step i and the method's statistics
-results.json    every figure, after each step  resume.pt     the newest state inside a step
+results.json    every metric, after each step  resume.pt     the newest state inside a step
 progress.json   the iteration of a step that training has reached, its last one, and the seconds spent on the step
 evaluations/    TensorBoard's events of scores in another setting than the run's own, by the name of the setting
 """
@@ -28,14 +28,14 @@ PROGRESS = {"step": int, "iteration": int, "total": int, "seconds": float}  # wh
 
 
 class RunError(UserError, ValueError):
-    """The run cannot go on as asked."""
+    """The run cannot continue as asked."""
 
 
 _held: WeakSet[IO[str]] = WeakSet()  # the locks of this process
 
 
 def _leave_locks_to_the_parent() -> None:
-    """A forked process, such as one that loads pictures, may outlive a killed run and would keep its folder locked."""
+    """A forked process, such as one that loads images, may outlive a killed run and would keep its folder locked."""
     for lock in list(_held):
         lock.close()
 
@@ -123,7 +123,7 @@ class RunFolder:
         return read_results(self.results_file)
 
     def earlier_results(self) -> dict[str, Any] | None:
-        """What an earlier start left, if it is something to go on with."""
+        """What an earlier start left, if it is something to resume."""
         results = self.read_results()
         if results is None:
             return None
@@ -131,8 +131,8 @@ class RunFolder:
         has_data = isinstance(data, dict) and {"train", "test"} <= data.keys()
         if not has_data or not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
             raise RunError(
-                f"{self.results_file}: does not say which data its figures are of (no data or no steps), as train.py does; "
-                "move it away, the figures are computed again"
+                f"{self.results_file}: does not say which data its metrics are of (no data or no steps), as train.py does; "
+                "move it away, the metrics are computed again"
             )
         return results
 
@@ -177,7 +177,7 @@ class RunFolder:
             stale.unlink(missing_ok=True)
 
     def set_damaged_steps_aside(self, say: Callable[[str], None]) -> None:
-        """Training goes on from the newest step checkpoint: if it is damaged, from the one before."""
+        """Training resumes from the newest step checkpoint: if it is damaged, from the one before."""
         for _, path in sorted(self.saved_steps().items(), reverse=True):
             try:
                 checkpoint.verify(path)
@@ -197,6 +197,6 @@ def read_results(path: Path) -> dict[str, Any] | None:
             raise ValueError(f"it holds a {type(results).__name__}")
     except (OSError, ValueError, RecursionError) as error:
         raise RunError(
-            f"{path}: not readable as JSON ({error}); move it away, the figures are computed again"
+            f"{path}: not readable as JSON ({error}); move it away, the metrics are computed again"
         ) from error
     return results

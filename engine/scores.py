@@ -52,7 +52,7 @@ def scores_of(results: dict[str, Any], name: str | None, config: Mapping[str, An
     return others.setdefault(name, {"settings": evaluation_settings(config), "steps": []})["steps"]
 
 
-def same_figures(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def same_metrics(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
     """Whether two scorings of a step agree, by everything that both hold and the rest follows from."""
     return all(one[key] == other[key] for key in ("iou", "confusion") if key in one and key in other)
 

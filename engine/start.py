@@ -1,7 +1,7 @@
 """train.start_from: a run that begins after a step which another run has trained, and with nothing else.
 
 What it began with is kept in its folder as step_<i>.pt, a copy, and named in results.json ("started_from") by content: the
-source may move or go. Steps before it are never trained here, and have figures only if the source's could be taken over.
+source may move or go. Steps before it are never trained here, and have metrics only if the source's could be taken over.
 """
 
 import re
@@ -12,7 +12,7 @@ from typing import Any
 from configs.schema import Config
 from data.protocols import Step
 from engine import checkpoint, identity
-from engine.results import changed_lists, figures_by_step
+from engine.results import changed_lists, metrics_by_step
 from engine.run_folder import RunError, RunFolder, read_results
 from engine.scores import evaluation_settings
 
@@ -51,7 +51,7 @@ def begin(
     steps: Sequence[Step],
     say: Callable[[str], None],
 ) -> None:
-    """Put the step of another run where this run would have left its own, with its figures if they were made as ours would be.
+    """Put the step of another run where this run would have left its own, with its metrics if they were made as ours would be.
 
     results.json names it before the copy is made: a run that is killed meanwhile knows what it waits for.
     """
@@ -69,13 +69,13 @@ def begin(
     started = {"file": str(source), "sha256": identity.state_digest(state), "step": index}
     check_has_nothing_else(folder, before, started)
     if not before.get("steps"):
-        figures = figures_of(source, state, results, steps)
-        if index > 0 and not set(range(index)) <= figures.keys():
+        metrics = metrics_beside(source, state, results, steps)
+        if index > 0 and not set(range(index)) <= metrics.keys():
             notes.append(
-                f"there are no figures of every step before step {index} beside {source} that were made as this run's: "
+                f"there are no metrics of every step before step {index} beside {source} that were made as this run's: "
                 "those that are missing stay absent, and so does what is forgotten of their classes"
             )
-        before = results | {"steps": list(figures.values())}
+        before = results | {"steps": list(metrics.values())}
     folder.write_results(before | {"started_from": started})
     for note in notes:
         say(f"note: {note}")
@@ -108,7 +108,7 @@ def check_has_nothing_else(folder: RunFolder, before: Results, started: dict[str
         )
 
 
-def figures_of(
+def metrics_beside(
     source: Path, state: dict[str, Any], results: Results, steps: Sequence[Step]
 ) -> dict[int, dict]:
     """What results.json beside the source holds of the step and those before, if it is of this model and made alike."""
@@ -125,10 +125,10 @@ def figures_of(
         return {}
     if evaluation_settings(theirs["config"]) != evaluation_settings(results["config"]):
         return {}
-    figures = {step: result for step, result in figures_by_step(theirs["steps"]).items() if step <= index}
+    metrics = {step: result for step, result in metrics_by_step(theirs["steps"]).items() if step <= index}
     costs = {key: state["costs"].get(key) for key in ("seconds", "iterations")}
-    is_of_this_model = index in figures and costs == {key: figures[index].get(key) for key in costs}
-    return figures if is_of_this_model else {}
+    is_of_this_model = index in metrics and costs == {key: metrics[index].get(key) for key in costs}
+    return metrics if is_of_this_model else {}
 
 
 def take_for_started(
@@ -153,7 +153,7 @@ def check_same_start(
     folder: RunFolder, given: Path | None, started: dict[str, Any], say: Callable[[str], None]
 ) -> None:
     if given is None:
-        say(f"note: {folder.path} started from {started['file']}, and goes on from there")
+        say(f"note: {folder.path} started from {started['file']}, and resumes from there")
     elif given.exists():
         sha256 = identity.state_digest(read_start(given))
         if sha256 != started["sha256"]:

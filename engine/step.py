@@ -36,7 +36,7 @@ from methods import (
     make_method,
     make_update,
 )
-from models.pretrained import load_body_weights
+from models.pretrained import load_backbone_weights
 from models.segmenter import Output, Segmenter, build_segmenter
 from tracking.progress import Progress, bar_place
 
@@ -112,7 +112,7 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
     resumed = checkpoint.restore_training(run.folder.resume_checkpoint, parts, ranks, run.say, step.index)
     done = resumed.get("iteration", 0)
     if done:
-        run.say(f"going on with step {step.index} after iteration {done}")
+        run.say(f"resuming step {step.index} after iteration {done}")
     elif teacher is not None and method.surveys:
         method.survey(teacher_outputs(run, step, teacher))
     iterations = range(done + 1, last + 1)
@@ -197,7 +197,7 @@ def begin_step(
         except ValueError as error:
             raise RunError(str(error)) from error
         if config.model.pretrained:
-            run.say(str(load_body_weights(model, config.model.pretrained)))
+            run.say(str(load_backbone_weights(model, config.model.pretrained)))
         model.add_classes(step.num_classes)
     else:
         model, state = load_step(run, run.steps[step.index - 1])

@@ -13,7 +13,7 @@ from configs.errors import UserError
 from tracking.text import printable
 
 USER_ERROR = 2
-STOPPED_BY_SIGNAL = 75  # everything is saved, and the same command goes on
+STOPPED_BY_SIGNAL = 75  # everything is saved, and the same command resumes
 
 
 def command(main: Callable[..., int]) -> Callable[..., int]:

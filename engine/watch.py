@@ -63,7 +63,7 @@ class Watch:
             self._save(iteration)
             if stop:
                 where = f"step {self.step.index}, iteration {iteration} of {self.last}"
-                raise StoppedBySignal(f"stopped at {where}: the same command goes on from here")
+                raise StoppedBySignal(f"stopped at {where}: the same command resumes from here")
 
     def _requests(self, iteration: int) -> tuple[bool, bool]:
         """Whether to stop, and whether a checkpoint is overdue: the same answer on all ranks, who meet only now and then."""
@@ -88,8 +88,8 @@ class Watch:
             return
         began = time.monotonic()
         self.measured[place] = self.probe(self.model)
-        figures = {f"flatness/{name}": value for name, value in self.measured[place].items()}
-        self.run.board.scalars(figures, self.run.iterations_before(self.step) + iteration)
+        metrics = {f"flatness/{name}": value for name, value in self.measured[place].items()}
+        self.run.board.scalars(metrics, self.run.iterations_before(self.step) + iteration)
         self.started += time.monotonic() - began  # no cost of the method
 
     def _save(self, iteration: int) -> None:
@@ -130,9 +130,9 @@ class Watch:
             batches: Any = self.loader.batch_sampler
             data: Any = self.loader.dataset
             items = [item for part in batches.micro_batches(error.iteration) for item in part]
-            names = ", ".join(data.pictures[position].name for _, position in items)
+            names = ", ".join(data.samples[position].name for _, position in items)
             kept = f"the last good state is kept in {self.run.folder.path}"
-            error.args = (f"{error}\n  pictures: {names}\n  {kept}",)
+            error.args = (f"{error}\n  images: {names}\n  {kept}",)
             return error
         return None
 

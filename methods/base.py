@@ -103,11 +103,11 @@ class Method:
     def surveys(self) -> bool:
         return type(self).survey is not Method.survey
 
-    def survey(self, pictures: Iterable[tuple[Tensor, Output]]) -> None:
+    def survey(self, images: Iterable[tuple[Tensor, Output]]) -> None:
         """Called before the first iteration of a step from step 1 on, if overridden: one epoch of (labels, teacher's output).
 
         What it finds belongs into `state_dict`: a resumed step does not look again. Under several ranks each sees its own
-        pictures.
+        images.
         """
 
     def targets(self, labels: Tensor, teacher: Output) -> Tensor:
@@ -129,10 +129,10 @@ class Method:
         """R as named terms, flipped by phase.flip=all alone. Called from step 1 on, with the outputs of both models, if `needs_teacher`."""
         return {}
 
-    def after_backward(self, model: nn.Module, weights: Weights, rate: float) -> dict[str, Tensor]:
+    def after_backward(self, model: nn.Module, weights: Weights, learning_rate: float) -> dict[str, Tensor]:
         """Terms in parameter space: add their gradient to `p.grad` and return their values by name.
 
-        `rate` is the learning rate of the update that follows.
+        `learning_rate` is that of the update that follows.
         """
         return {}
 
@@ -168,10 +168,10 @@ class WithObservers(Method):
         for method in (self.method, *self.observers):
             method.begin_step(model, step)
 
-    def after_backward(self, model: nn.Module, weights: Weights, rate: float) -> dict[str, Tensor]:
+    def after_backward(self, model: nn.Module, weights: Weights, learning_rate: float) -> dict[str, Tensor]:
         for observer in self.observers:
-            observer.after_backward(model, weights, rate)
-        return self.method.after_backward(model, weights, rate)
+            observer.after_backward(model, weights, learning_rate)
+        return self.method.after_backward(model, weights, learning_rate)
 
     def end_step(self, model: nn.Module) -> None:
         for method in (self.method, *self.observers):

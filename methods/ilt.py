@@ -1,4 +1,4 @@
-"""ILT, Incremental Learning Techniques (Michieli and Zanuttigh 2019): distil the output and the body's features.
+"""ILT, Incremental Learning Techniques (Michieli and Zanuttigh 2019): distil the output and the backbone's features.
 
 Both terms have weight 100 in MiB's experiments; `feature_ratio` is the weight of the second relative to the first.
 """

@@ -6,9 +6,9 @@
 added in closed form after the data terms' backward pass: the observers read clean data gradients, no second graph is
 built, and the hooks of DistributedDataParallel fire once.
 
-No pull is stronger than the one whose update ends on the anchor, 2 lambda omega = 1 / rate. Beyond 1.36 / rate (momentum 0.9,
+No pull is stronger than the one whose update ends on the anchor, 2 lambda omega = 1 / learning rate. Beyond 1.36 / learning rate (momentum 0.9,
 Nesterov) the weights with the largest omega would swing about their anchor ever further. The published recipe stays below:
-2 * 500 * 1 = 1 / 0.001. A recipe with a higher rate does not.
+2 * 500 * 1 = 1 / 0.001. A recipe with a higher learning rate does not.
 """
 
 import math
@@ -58,7 +58,7 @@ class ImportanceMethod(Method):
         self.omega = self.importance(trainable(model))
 
     @torch.no_grad()
-    def after_backward(self, model: nn.Module, weights: Weights, rate: float) -> dict[str, Tensor]:
+    def after_backward(self, model: nn.Module, weights: Weights, learning_rate: float) -> dict[str, Tensor]:
         parameters = trainable(model)
         if weights.learn != 0:
             gradients = {name: gradient(p) for name, p in parameters.items()}
@@ -66,7 +66,7 @@ class ImportanceMethod(Method):
         if not self.anchor:
             return {}
         stiffness = (
-            2 * abs(weights.keep) * rate
+            2 * abs(weights.keep) * learning_rate
         )  # an ascent of R pushes away, by no more than a descent pulls
         moved, pull, value = self._pull(parameters, limit=1 / stiffness if stiffness else math.inf)
         torch._foreach_add_([gradient(parameters[name]) for name in moved], pull, alpha=2 * weights.keep)

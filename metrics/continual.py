@@ -1,4 +1,4 @@
-"""From IoU per class and step to the figures continual learners are compared by.
+"""From IoU per class and step to the metrics continual learners are compared by.
 
 `history[i]` maps class id -> IoU in [0, 1] (None: the class occurred nowhere) after step i, over the classes seen so far.
 Two conventions of mIoU exist in the literature and are never mixed: without background (the paper, MiB: 1-15, 16-20, all of

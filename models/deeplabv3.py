@@ -15,7 +15,7 @@ class DeepLabV3(nn.Module):
     """in_channels -> out_channels at the same resolution.
 
     Training pools the whole map. In eval the pooling is an average over a window of `pooling_size` places around each
-    place (borders replicated), so that larger pictures are seen as training saw its crops; None pools globally there
+    place (borders replicated), so that larger images are seen as training saw its crops; None pools globally there
     too. A window as large as the map is global pooling.
     """
 

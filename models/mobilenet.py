@@ -1,4 +1,4 @@
-"""torchvision's MobileNetV2 as a light body with a chosen output stride."""
+"""torchvision's MobileNetV2 as a light backbone with a chosen output stride."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class MobileNetV2(nn.Module):
 
 
 class DilatedDepthwise(nn.Conv2d):
-    """A depthwise convolution with dilation d, on a CPU as an ordinary one over the d x d interleaved grids of the picture.
+    """A depthwise convolution with dilation d, on a CPU as an ordinary one over the d x d interleaved grids of the image.
 
     Neither grid sees the others, so the result is the same; and oneDNN has no fast backward pass for the dilated form.
     """

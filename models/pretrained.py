@@ -1,4 +1,4 @@
-"""Weights from elsewhere -> our names: torchvision's and InPlaceABN's ImageNet bodies, MiB-family step checkpoints.
+"""Weights from elsewhere -> our names: torchvision's and InPlaceABN's ImageNet backbones, MiB-family step checkpoints.
 
 A file is only ever read as tensors (`weights_only`), fits completely or is refused, and the report says what was used.
 """
@@ -49,10 +49,10 @@ class Report:
         return text + (f"\n{self.note}" if self.note else "")
 
 
-def load_body_weights(segmenter: Segmenter, source: str | Path) -> Report:
-    """Fills the body from a file of any known format, or with source "imagenet" from torchvision's download."""
-    path = weights_file(segmenter.body_name, source, fetch=True)
-    format_name, state, ignored = _body_part(path, _read(path))
+def load_backbone_weights(segmenter: Segmenter, source: str | Path) -> Report:
+    """Fills the backbone from a file of any known format, or with source "imagenet" from torchvision's download."""
+    path = weights_file(segmenter.backbone_name, source, fetch=True)
+    format_name, state, ignored = _backbone_part(path, _read(path))
     _check_fits(path, format_name, state, _shapes(segmenter.body))
     note = ""
     if format_name == "torchvision":
@@ -67,7 +67,7 @@ def load_body_weights(segmenter: Segmenter, source: str | Path) -> Report:
 
 
 def import_mib_checkpoint(path: str | Path, segmenter: Segmenter, *, signed_norms: bool = False) -> Report:
-    """Fills body, head and classifiers from a step checkpoint of MiB, PLOP or their relatives.
+    """Fills backbone, head and classifiers from a step checkpoint of MiB, PLOP or their relatives.
 
     Classifiers the segmenter does not have yet are added; those it has must be the file's first ones. `signed_norms`: the file
     was trained with norms that scale by the weight itself, not by |weight| + eps, which nothing in it tells.
@@ -100,9 +100,9 @@ def import_mib_checkpoint(path: str | Path, segmenter: Segmenter, *, signed_norm
 # ---- reading ----------------------------------------------------------------------------------------------------------
 
 
-def weights_file(body_name: str, source: str | Path, fetch: bool = False) -> Path:
+def weights_file(backbone_name: str, source: str | Path, fetch: bool = False) -> Path:
     """The file that `source` stands for; with `fetch` it is there, downloaded if need be, or WeightsError."""
-    path = _imagenet_file(body_name, fetch) if str(source) == "imagenet" else Path(source)
+    path = _imagenet_file(backbone_name, fetch) if str(source) == "imagenet" else Path(source)
     if fetch:
         _check_is_there(path)
     return path
@@ -155,15 +155,15 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _imagenet_file(body_name: str, fetch: bool) -> Path:
-    """torchvision's file of this body in the cache of torch.hub; `fetch` downloads it when it is not there."""
+def _imagenet_file(backbone_name: str, fetch: bool) -> Path:
+    """torchvision's file of this backbone in the cache of torch.hub; `fetch` downloads it when it is not there."""
     from data.vision import torchvision
 
-    if body_name not in torchvision.models.list_models():
+    if backbone_name not in torchvision.models.list_models():
         raise WeightsError(
-            f"no ImageNet weights exist for {body_name}: set model.pretrained to null or to a path"
+            f"no ImageNet weights exist for {backbone_name}: set model.pretrained to null or to a path"
         )
-    url = torchvision.models.get_model_weights(body_name)["IMAGENET1K_V1"].url
+    url = torchvision.models.get_model_weights(backbone_name)["IMAGENET1K_V1"].url
     path = Path(torch.hub.get_dir(), "checkpoints", Path(urlparse(url).path).name)
     if fetch and not path.exists():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -189,8 +189,8 @@ def _tensors(state: Mapping) -> State:
     }
 
 
-def _body_part(path: Path, file: dict) -> tuple[str, State, list[str]]:
-    """(format, body tensors under our names, other names of the file)."""
+def _backbone_part(path: Path, file: dict) -> tuple[str, State, list[str]]:
+    """(format, backbone tensors under our names, other names of the file)."""
     for key in ("model_state", "state_dict"):
         if isinstance(file.get(key), Mapping):
             file = file[key]
@@ -200,10 +200,10 @@ def _body_part(path: Path, file: dict) -> tuple[str, State, list[str]]:
     elif "mod1.conv1.weight" in tensors:
         format_name, rename = "InPlaceABN", _name_from_iabn
     elif "body.mod1.conv1.weight" in tensors:
-        format_name, rename = "MiB", _body_name_from_mib
+        format_name, rename = "MiB", _backbone_name_from_mib
     else:
         raise WeightsError(
-            f"{path}: no known body in it (its names: {_some(tensors) or 'none'}); expected are a torchvision "
+            f"{path}: no known backbone in it (its names: {_some(tensors) or 'none'}); expected are a torchvision "
             "ResNet or MobileNetV2, an InPlaceABN ResNet, or a step checkpoint of the MiB family"
         )
     return format_name, *_rename(tensors, rename)
@@ -217,7 +217,7 @@ def _rename(tensors: State, rename: Callable[[str], str | None]) -> tuple[State,
 
 
 def _name_from_torchvision(name: str) -> str | None:
-    # The classifier, and MobileNetV2's last layer, which our body leaves out.
+    # The classifier, and MobileNetV2's last layer, which our backbone leaves out.
     return None if name.startswith(("fc.", "classifier.", "features.18.")) else name
 
 
@@ -240,7 +240,7 @@ def _name_from_mib(name: str) -> str | None:
     return {"head": f"head.{rest}", "cls": f"classifiers.{rest}"}.get(part)
 
 
-def _body_name_from_mib(name: str) -> str | None:
+def _backbone_name_from_mib(name: str) -> str | None:
     return _name_from_iabn(name.removeprefix("body."))
 
 

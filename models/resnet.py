@@ -1,4 +1,4 @@
-"""ResNet bodies with torchvision's parameter names and a chosen output stride (dilation instead of stride).
+"""ResNet backbones with torchvision's parameter names and a chosen output stride (dilation instead of stride).
 
 Every norm carries a leaky ReLU, except the last one of a block and the one of the projection: there it follows the sum.
 """
@@ -68,7 +68,7 @@ class ResNet(nn.Module):
     """Four stages of `block`; a stage that would exceed `output_stride` dilates its 3x3 convolutions instead.
 
     With the usual stem the dilations of the stages are 1, 1, 1, 2 at stride 16 and 1, 1, 2, 4 at stride 8.
-    `small_pictures` halves the picture once in the stem (3x3, no pooling) instead of twice (7x7, max-pooling).
+    `small_images` halves the image once in the stem (3x3, no pooling) instead of twice (7x7, max-pooling).
     """
 
     layer1: nn.Module
@@ -84,10 +84,10 @@ class ResNet(nn.Module):
         output_stride: int,
         norm: NormFactory,
         width: int = 64,
-        small_pictures: bool = False,
+        small_images: bool = False,
     ) -> None:
         super().__init__()
-        if small_pictures:
+        if small_images:
             self.conv1 = _conv3x3(3, width, stride=2, dilation=1)
             self.maxpool: nn.Module = nn.Identity()
             reached = 2
@@ -153,7 +153,7 @@ def resnet101(*, output_stride: int, norm: NormFactory) -> ResNet:
 
 @register("resnet_tiny")
 def resnet_tiny(*, output_stride: int, norm: NormFactory, width: int = 16) -> ResNet:
-    """About 0.3 M parameters, for generated pictures of 64 pixels."""
+    """About 0.3 M parameters, for generated images of 64 pixels."""
     return ResNet(
-        BasicBlock, (1, 1, 1, 1), output_stride=output_stride, norm=norm, width=width, small_pictures=True
+        BasicBlock, (1, 1, 1, 1), output_stride=output_stride, norm=norm, width=width, small_images=True
     )

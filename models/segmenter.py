@@ -1,4 +1,4 @@
-"""The network of a run: body, head, and one 1x1 classifier per step whose logits stand side by side."""
+"""The network of a run: backbone, head, and one 1x1 classifier per step whose logits stand side by side."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ POOLING_PIXELS = 512  # side of the image-pooling window in eval, in input pixel
 
 class Output(NamedTuple):
     logits: Tensor  # B x C x H x W, at the resolution of the input
-    features: Tensor  # what the body gives
-    # Where they are asked for: each stage of the body before its activation, the head, the logits before upsampling.
+    features: Tensor  # what the backbone gives
+    # Where they are asked for: each stage of the backbone before its activation, the head, the logits before upsampling.
     stages: tuple[Tensor, ...] = ()
 
 
@@ -34,9 +34,9 @@ class Segmenter(nn.Module):
     body: Any  # a module that is a Backbone
     classifiers: Any  # a ModuleList of nn.Conv2d
 
-    def __init__(self, body: nn.Module, head: DeepLabV3, body_name: str = "") -> None:
+    def __init__(self, body: nn.Module, head: DeepLabV3, backbone_name: str = "") -> None:
         super().__init__()
-        self.body_name = body_name
+        self.backbone_name = backbone_name
         self.body = body
         self.head = head
         self.classifiers = nn.ModuleList()

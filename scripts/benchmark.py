@@ -1,10 +1,10 @@
-"""What the project says about its speed and memory, measured: every figure is a ratio within one run, or seconds.
+"""What the project says about its speed and memory, measured: every measurement is a ratio within one run, or seconds.
 
 python -m scripts.benchmark                                              # all parts, with the sizes of the paper
 python -m scripts.benchmark losses labels --quick                        # tiny sizes: does it work?
-python -m scripts.benchmark loading index --fullres DIR --voc192 DIR     # parts that need pictures (VOC's layout)
-python -m scripts.benchmark memory --json results/benchmark.json         # replaces this part's figures in the file
-python -m scripts.benchmark updates --json runs/voc-cpu/benchmark.json   # for the neighbours in the report of runs/voc-cpu
+python -m scripts.benchmark loading index --fullres DIR --voc192 DIR     # parts that need images (VOC's layout)
+python -m scripts.benchmark memory --json results/benchmark.json         # replaces this part's measurements in the file
+python -m scripts.benchmark updates --json runs/voc-cpu/benchmark.json   # for the related methods in the report of runs/voc-cpu
 python -m scripts.benchmark --show results/benchmark.json                # measures nothing: the file as Markdown
 
 The variants of a comparison take turns (A B C, B C A, ...) after a warm-up. Shown is the median of the repeats and, in
@@ -28,7 +28,7 @@ from data.files import write_atomically
 from engine.ranks import be_deterministic, keep_freed_memory
 from engine.results import environment
 from scripts.benchmarks import PARTS
-from scripts.benchmarks.measure import CPU_RECIPE, Figure, Options, Skipped, say
+from scripts.benchmarks.measure import CPU_RECIPE, Measurement, Options, Skipped, say
 from tracking.tables import format_table, markdown_table
 
 
@@ -43,22 +43,22 @@ def main(arguments: list[str]) -> int:
     if given.threads:
         torch.set_num_threads(given.threads)
     behave_as_in_training()
-    figures: dict[str, list[Figure]] = {}
+    measurements: dict[str, list[Measurement]] = {}
     exit_code = 0
     for part in given.parts or PARTS:
         say(f"{part} ...")
         started = time.monotonic()
         try:
-            figures[part] = PARTS[part](options)
+            measurements[part] = PARTS[part](options)
         except (Skipped, DataError) as reason:
-            figures[part] = [Figure("", note=str(reason).splitlines()[0])]
+            measurements[part] = [Measurement("", note=str(reason).splitlines()[0])]
             say(f"  skipped: {reason}")
             exit_code = 2 if isinstance(reason, DataError) else exit_code
             continue
         say(f"  {time.monotonic() - started:.0f} s")
         if given.json:
-            write(given.json, part, figures[part], arguments, given.quick)
-    print(table(figures))
+            write(given.json, part, measurements[part], arguments, given.quick)
+    print(table(measurements))
     return exit_code
 
 
@@ -69,14 +69,16 @@ def make_parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("parts", nargs="*", metavar="part", help=f"all without any: {', '.join(PARTS)}")
-    parser.add_argument("--quick", action="store_true", help="tiny sizes; the figures mean nothing")
+    parser.add_argument("--quick", action="store_true", help="tiny sizes; the measurements mean nothing")
     parser.add_argument("--repeats", type=int, help="samples of every variant (default: each part's own)")
     parser.add_argument(
         "--recipe", default=CPU_RECIPE, metavar="FILE", help="for updates: its sizes (%(default)s)"
     )
-    parser.add_argument("--voc192", type=Path, metavar="FOLDER", help="for index: many pictures")
-    parser.add_argument("--fullres", type=Path, metavar="FOLDER", help="for loading: pictures of full size")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="keep figures and samples here, by part")
+    parser.add_argument("--voc192", type=Path, metavar="FOLDER", help="for index: many images")
+    parser.add_argument("--fullres", type=Path, metavar="FOLDER", help="for loading: images of full size")
+    parser.add_argument(
+        "--json", type=Path, metavar="FILE", help="keep measurements and samples here, by part"
+    )
     parser.add_argument("--show", type=Path, metavar="FILE", help="print what --json kept, as Markdown")
     parser.add_argument("--threads", type=int, help="of torch (default: its own choice)")
     return parser
@@ -98,7 +100,7 @@ def check(parser: argparse.ArgumentParser, given: argparse.Namespace) -> None:
     if not Path(given.recipe).is_file():
         parser.error(f"--recipe: {given.recipe} is not a file; name a YAML overlay of configs/")
     if given.show and not (given.show.exists() and isinstance(read(given.show), dict)):
-        parser.error(f"--show: {given.show} holds no figures; make them with --json {given.show}")
+        parser.error(f"--show: {given.show} holds no measurements; make them with --json {given.show}")
     if given.json and not isinstance(read(given.json), dict):
         parser.error(f"--json: {given.json} holds something else; name another file")
 
@@ -109,13 +111,18 @@ def behave_as_in_training() -> None:
     be_deterministic()
 
 
-def table(figures: dict[str, list[Figure]]) -> str:
-    width = max(len(part) for part in figures)
+def table(measurements: dict[str, list[Measurement]]) -> str:
+    width = max(len(part) for part in measurements)
     header = [f"{'part':{width}}  what", "measured", "target", "met?"]
     rows = [
-        [f"{part:{width}}  {figure.what}", figure.measured, str(figure.target or "-"), figure.met]
-        for part in figures
-        for figure in figures[part]
+        [
+            f"{part:{width}}  {measurement.what}",
+            measurement.measured,
+            str(measurement.target or "-"),
+            measurement.met,
+        ]
+        for part in measurements
+        for measurement in measurements[part]
     ]
     return format_table(header, rows)
 
@@ -123,16 +130,22 @@ def table(figures: dict[str, list[Figure]]) -> str:
 def markdown(content: dict) -> str:
     """The table of the documents."""
     rows = [
-        [part, figure["what"], measured(figure), figure["target"] or "", figure["met"].strip("-")]
+        [
+            part,
+            measurement["what"],
+            measured(measurement),
+            measurement["target"] or "",
+            measurement["met"].strip("-"),
+        ]
         for part in PARTS
-        for figure in content.get(part, {"figures": []})["figures"]
+        for measurement in content.get(part, {"figures": []})["figures"]
     ]
     return markdown_table(["part", "what", "measured", "target", "met"], rows)
 
 
-def measured(figure: dict) -> str:
-    names = {field.name for field in fields(Figure)} - {"target"}
-    return Figure(**{name: figure[name] for name in names}).measured
+def measured(measurement: dict) -> str:
+    names = {field.name for field in fields(Measurement)} - {"target"}
+    return Measurement(**{name: measurement[name] for name in names}).measured
 
 
 def read(path: Path) -> Any:
@@ -145,23 +158,26 @@ def read(path: Path) -> Any:
         return None
 
 
-def write(path: Path, part: str, figures: list[Figure], arguments: list[str], quick: bool) -> None:
-    """Put the figures of a part into the file, in place of older ones."""
+def write(path: Path, part: str, measurements: list[Measurement], arguments: list[str], quick: bool) -> None:
+    """Put the measurements of a part into the file, in place of older ones."""
     entry = {
         "date": time.strftime("%Y-%m-%d %H:%M"),
         "command": shlex.join(["python", "-m", "scripts.benchmark", *arguments]),
         "quick": quick,
         "cpu": cpu_model(),
         **environment(torch.device("cpu"), 1),
-        "figures": [row(figure) for figure in figures],
+        "figures": [row(measurement) for measurement in measurements],
     }
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {**read(path), part: entry}
     write_atomically(path, (json.dumps(content, indent=1) + "\n").encode())
 
 
-def row(figure: Figure) -> dict:
-    return asdict(figure) | {"target": str(figure.target) if figure.target else None, "met": figure.met}
+def row(measurement: Measurement) -> dict:
+    return asdict(measurement) | {
+        "target": str(measurement.target) if measurement.target else None,
+        "met": measurement.met,
+    }
 
 
 def cpu_model() -> str:

@@ -1,4 +1,4 @@
-"""Is a data set complete? Pictures per list, mask values with their names and shares, missing and broken files, steps.
+"""Is a data set complete? Images per list, mask values with their names and shares, missing and broken files, steps.
 
     python -m scripts.check_data /data/VOC2012
     python -m scripts.check_data /data/VOC2012 --full --protocols 15-1 10-1 --problems problems.txt
@@ -15,11 +15,11 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from data import DATASETS, DataError, Dataset, Picture, find_dataset, find_lists
+from data import DATASETS, DataError, Dataset, Sample, find_dataset, find_lists
 from data.dataset import SHOWN_PROBLEMS
 from data.incremental import select_test, select_train
 from data.index import notes_on, scan, unnamed_values
-from data.official import LISTS, PICTURES_PER_CLASS, STEP_SIZES, is_official
+from data.official import IMAGES_PER_CLASS, LISTS, STEP_SIZES, is_official
 from data.packs import File
 from data.protocols import IGNORE_INDEX, Step, protocol_steps
 from data.values import ValueUse, shift_warning, uses_of_values
@@ -33,16 +33,16 @@ SCREEN_WIDTH = 100
 
 @dataclass
 class CheckedList:
-    """A list of pictures after its files were looked at."""
+    """A list of images after its files were looked at."""
 
     name: str
     official: int | None
     is_official: bool
     missing: list[str]  # problems of lines without a pair of files
     broken: list[str]  # problems of files that cannot be used
-    classes: list[frozenset[int]]  # of each picture that can
+    classes: list[frozenset[int]]  # of each image that can
     values: dict[int, ValueUse]  # of all masks that can be read
-    masks: list[File]  # of each picture that can be used
+    masks: list[File]  # of each image that can be used
     notes: list[str]  # what is not read as it is stored
 
     @property
@@ -67,7 +67,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--dataset", choices=DATASETS, help="what it is (default: what it looks like)")
     parser.add_argument("--protocols", nargs="+", metavar="P", help="whose steps to count, such as 15-1")
     parser.add_argument(
-        "--full", action="store_true", help="decode every picture, not just its first and last bytes"
+        "--full", action="store_true", help="decode every image, not just its first and last bytes"
     )
     parser.add_argument(
         "--problems", type=Path, metavar="FILE", help="write every problem to a file, one per line"
@@ -94,7 +94,7 @@ def main(arguments: list[str] | None = None) -> int:
     print("\n\n".join(screen(dataset, options.root, lists, sizes, problems)) + "\n")
     empty = [name for name in (dataset.train_list, "val") if not lists[name].classes]
     if empty:
-        reasons = [f"{' and '.join(empty)}: no picture can be used", *value_warnings(dataset, lists)]
+        reasons = [f"{' and '.join(empty)}: no image can be used", *value_warnings(dataset, lists)]
         print("not usable: " + "\n        and ".join(reasons))
         return UNUSABLE
     differences = list(find_differences(dataset, lists, sizes))
@@ -121,23 +121,21 @@ def recognise(root: Path, name: str | None) -> Dataset:
 def check_lists(dataset: Dataset, root: Path, full: bool) -> dict[str, CheckedList]:
     """Every list of the data set, by name; each file is looked at once, however many lists name it."""
     found = find_lists(dataset, root)
-    pictures = list(dict.fromkeys(picture for group, _ in found.values() for picture in group))
-    findings = dict(
-        zip(pictures, scan(dataset.name, pictures, dataset.num_classes, decode=full), strict=True)
-    )
+    samples = list(dict.fromkeys(sample for group, _ in found.values() for sample in group))
+    findings = dict(zip(samples, scan(dataset.name, samples, dataset.num_classes, decode=full), strict=True))
 
-    def check(name: str, group: Sequence[Picture], missing: list[str]) -> CheckedList:
-        sound = [picture for picture in group if not findings[picture].problem]
+    def check(name: str, group: Sequence[Sample], missing: list[str]) -> CheckedList:
+        sound = [sample for sample in group if not findings[sample].problem]
         return CheckedList(
             name,
             LISTS.get(dataset.name, {}).get(name),
-            is_official(dataset.name, name, (picture.name for picture in sound)),
+            is_official(dataset.name, name, (sample.name for sample in sound)),
             missing,
-            [findings[picture].problem for picture in group if findings[picture].problem],
-            [findings[picture].classes for picture in sound],
-            uses_of_values((picture.mask, findings[picture].pixels) for picture in group),
-            [picture.mask for picture in sound],
-            list(notes_on(sound, [findings[picture] for picture in sound], dataset.num_classes)),
+            [findings[sample].problem for sample in group if findings[sample].problem],
+            [findings[sample].classes for sample in sound],
+            uses_of_values((sample.mask, findings[sample].pixels) for sample in group),
+            [sample.mask for sample in sound],
+            list(notes_on(sound, [findings[sample] for sample in sound], dataset.num_classes)),
         )
 
     return {name: check(name, *found[name]) for name in found}
@@ -146,7 +144,7 @@ def check_lists(dataset: Dataset, root: Path, full: bool) -> dict[str, CheckedLi
 def count_steps(
     dataset: Dataset, lists: dict[str, CheckedList], protocols: dict[str, list[Step]]
 ) -> list[StepSizes]:
-    """Pictures of each step; with the published numbers if the list is the one they were counted on."""
+    """Images of each step; with the published numbers if the list is the one they were counted on."""
     counted = []
     for protocol, steps in protocols.items():
         for mode in ("disjoint", "overlapped", "test"):
@@ -169,23 +167,23 @@ def find_differences(
                 "training refuses: mend the files or remove their lines"
             )
         elif checked.official and checked.listed != checked.official:
-            yield f"{checked.name} has {checked.listed:,} pictures, the official one {checked.official:,}"
+            yield f"{checked.name} has {checked.listed:,} images, the official one {checked.official:,}"
         elif checked.official and not checked.is_official:
-            yield f"{checked.name} has as many pictures as the official one, but others"
+            yield f"{checked.name} has as many images as the official one, but others"
     if dataset.name == "voc" and dataset.train_list == "train":
-        yield "train_aug is not there, on which published figures were trained"
+        yield "train_aug is not there, on which published numbers were trained"
     others = [f"{row.protocol} {row.mode}" for row in sizes if row.published not in (None, row.here)]
     if others:
         yield f"masks differ from the official ones: steps of {', '.join(others)} are not as published"
-    both = {picture.image for picture in dataset.train} & {picture.image for picture in dataset.test}
+    both = {sample.image for sample in dataset.train} & {sample.image for sample in dataset.test}
     if both:
-        yield f"{len(both):,} pictures are in {dataset.train_list} and in val, {min(map(str, both))} for example"
+        yield f"{len(both):,} images are in {dataset.train_list} and in val, {min(map(str, both))} for example"
     for name in (dataset.train_list, "val"):
         shown = frozenset().union(*lists[name].classes)
         absent = [dataset.class_names[c] for c in range(1, dataset.num_classes) if c not in shown]
         if absent:
             more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
-            yield f"no picture of {name} shows {', '.join(absent[:5])}{more}"
+            yield f"no image of {name} shows {', '.join(absent[:5])}{more}"
     yield from value_warnings(dataset, lists)
 
 
@@ -265,13 +263,13 @@ def value_table(dataset: Dataset, train: CheckedList) -> str:
         where = [f"{use.masks:,}", str(use.example)] if use else ["0", "-"]
         rows.append([f"{value:>3}  {name}", share_of(value, train), *where])
     title = f"mask values of {train.name} and what they are read as"
-    return f"{title}\n{format_table(['value', 'pixels', 'pictures', 'for example'], rows)}"
+    return f"{title}\n{format_table(['value', 'pixels', 'images', 'for example'], rows)}"
 
 
 def value_columns(dataset: Dataset, train: CheckedList) -> str:
     """The same without files for data sets that have many classes, in as many columns as fit the screen, read downwards."""
-    title = f"mask values of {train.name}: share of the pixels, pictures"
-    official = PICTURES_PER_CLASS.get((dataset.name, train.name))
+    title = f"mask values of {train.name}: share of the pixels, images"
+    official = IMAGES_PER_CLASS.get((dataset.name, train.name))
     if official:
         title += " / in the official one"
     names = value_names(dataset, train)
@@ -290,7 +288,7 @@ def value_columns(dataset: Dataset, train: CheckedList) -> str:
 
 
 def step_table(sizes: list[StepSizes]) -> str:
-    lines = ["pictures per step"]
+    lines = ["images per step"]
     for protocol, mode, here, published in sizes:
         line = f"{protocol:7} {mode:10} {_row(here)}"
         if published:

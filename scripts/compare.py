@@ -1,4 +1,4 @@
-"""One table over several runs, and a picture: how the old classes fade step by step, and what the networks see at the end.
+"""One table over several runs, and a figure: how the old classes fade step by step, and what the networks see at the end.
 
 python -m scripts.compare runs/ft runs/mib runs/mib-altersgd --picture comparison.png
 
@@ -10,7 +10,7 @@ import argparse
 from collections.abc import Mapping
 from pathlib import Path
 
-from engine.results import figures_by_step, steps_done
+from engine.results import metrics_by_step, steps_done
 from engine.terminal import command, exit_with
 from metrics.continual import group_names
 from study.beside import COMPARED, differences, rows
@@ -27,11 +27,11 @@ def main(arguments: list[str]) -> int:
     )
     parser.add_argument("runs", nargs="+", type=Path, help="run folders (each holds a results.json)")
     parser.add_argument("--markdown", action="store_true", help="print the table as Markdown")
-    parser.add_argument("--picture", type=Path, help="write the picture here (.png)")
-    parser.add_argument("--examples", type=int, default=6, help="test pictures shown in it")
+    parser.add_argument("--picture", type=Path, help="draw the figure here (.png)")
+    parser.add_argument("--examples", type=int, default=6, help="test images shown in it")
     options = parser.parse_args(arguments)
     if options.examples < 1:
-        parser.error("--examples: at least one test picture is shown")
+        parser.error("--examples: at least one test image is shown")
     runs = rows(options.runs)
     unlike = differences(runs)
     if unlike:
@@ -43,7 +43,7 @@ def main(arguments: list[str]) -> int:
     print(layout(*comparison(runs)))
     if len({steps_done(run.results["steps"]) for run in runs.values()}) > 1:
         print(
-            "\nnote: the runs stand after different numbers of steps (see `steps`), so their figures cannot be compared"
+            "\nnote: the runs stand after different numbers of steps (see `steps`), so their metrics cannot be compared"
         )
     if options.picture:
         draw(options.picture, runs, options.examples)
@@ -58,7 +58,7 @@ def comparison(runs: Mapping[str, RecordedRun]) -> tuple[list[str], list[list[st
     header += ["| with bg: old", "new", "all", "| forgetting", *metric_columns(further), "steps"]
     table = []
     for name, run in runs.items():
-        first, last = figures_by_step(run.results["steps"]).get(0), run.results["steps"][-1]
+        first, last = metrics_by_step(run.results["steps"]).get(0), run.results["steps"][-1]
         cells: list[float | None] = [first["miou"]["old"] if first else None]
         cells += [
             last[key][group] for key in ("miou", "miou_with_background") for group in ("old", "new", "all")
@@ -84,14 +84,14 @@ def draw(path: Path, runs: Mapping[str, RecordedRun], num_examples: int) -> None
     left, right = figure.subfigures(1, 2, width_ratios=[3.6, 1.1 * len(panels[0])])
     axis = left.subplots()
     for name, run in runs.items():
-        figures = figures_by_step(run.results["steps"])
-        old = [100 * (result["miou"]["old"] or 0) for result in figures.values()]
-        axis.plot(list(figures), old, marker="o", label=drawn(name))
+        metrics = metrics_by_step(run.results["steps"])
+        old = [100 * (result["miou"]["old"] or 0) for result in metrics.values()]
+        axis.plot(list(metrics), old, marker="o", label=drawn(name))
     axis.set(xlabel="step", ylabel=f"mIoU of the old classes ({groups_of(runs)['old']}), %", ylim=(0, None))
     axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     axis.legend()
     axis.grid(alpha=0.3)
-    titles = ["picture", "truth", *map(drawn, own)]
+    titles = ["image", "truth", *map(drawn, own)]
     for row, cells in zip(right.subplots(len(panels), len(titles), squeeze=False), panels, strict=True):
         for cell, title, image in zip(row, titles, cells, strict=True):
             cell.imshow(image, interpolation="nearest")

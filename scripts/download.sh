@@ -40,17 +40,17 @@ fetch() { # url, then a command that, given a file, says whether it is whole; le
   fi
   if ! { [ -s "$part" ] && whole "$part" "$@"; }; then
     for attempt in 1 2 3 4 5; do
-      [ -s "$part" ] && echo "going on with $url ..." || echo "fetching $url ..."
+      [ -s "$part" ] && echo "resuming $url ..." || echo "fetching $url ..."
       code=0
       curl --fail --location --continue-at - --connect-timeout 30 --speed-time 60 --speed-limit 1 \
         $meter --show-error --output "$part" "$url" || code=$?
       case "$code" in
-        18 | 28 | 52 | 56 | 92) sleep "${RETRY_SECONDS:-5}" ;; # cut on the way: go on from there
-        33) rm -f "$part" ;;                                   # this server cannot go on: begin again
+        18 | 28 | 52 | 56 | 92) sleep "${RETRY_SECONDS:-5}" ;; # cut on the way: resume from there
+        33) rm -f "$part" ;;                                   # this server cannot resume: begin again
         *) break ;;
       esac
     done
-    [ "$code" -eq 0 ] || fail "$url could not be fetched (curl ended with $code). What has come is kept and the same command goes on from there.
+    [ "$code" -eq 0 ] || fail "$url could not be fetched (curl ended with $code). What has come is kept and the same command resumes from there.
 Without a network: put the file there yourself, as $archive; the same command then verifies and unpacks it."
     echo "verifying ..."
     if ! whole "$part" "$@"; then

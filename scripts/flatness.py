@@ -64,19 +64,17 @@ def make_parser() -> argparse.ArgumentParser:
     add("runs", nargs="+", type=Path, metavar="run", help="run folder (holds config.yaml and step_<i>.pt)")
     add("--step", type=int, help="the model after this step (the last one saved)")
     add("--pictures", type=int, default=16, help="how many are averaged over (16)")
-    add("--batch", type=int, default=4, help="pictures at a time; part of the figure in train mode (4)")
-    add(
-        "--on", choices=("train", "old", "test"), default="train", help="pictures of the step | of all before"
-    )
+    add("--batch", type=int, default=4, help="images at a time; part of the result in train mode (4)")
+    add("--on", choices=("train", "old", "test"), default="train", help="images of the step | of all before")
     add("--norm-mode", choices=("eval", "train", "both"), default="eval", help="running | batch statistics")
     add("--of", choices=("seg", "objective", "both"), default="both", help="l_seg | l_seg + lambda R")
     add("--top", type=int, default=3, help="eigenvalues; 0 leaves them out (3)")
     add("--probes", type=int, default=10, help="for the trace, at least 2; 0 leaves it out (10)")
     add("--epsilon", type=float, default=1e-3, help="half the side of the box of the sharpness (0.001)")
-    add("--json", type=Path, metavar="FILE", help="write every figure here")
-    add("--beside", action="store_true", help=f"write every figure to {FLATNESS_FILE} in the run's folder")
+    add("--json", type=Path, metavar="FILE", help="write every metric here")
+    add("--beside", action="store_true", help=f"write every metric to {FLATNESS_FILE} in the run's folder")
     add("--picture", type=Path, metavar="FILE", help="draw the landscape here (.png)")
-    add("--seed", type=int, default=0, help="of pictures, crops, probes and directions (0)")
+    add("--seed", type=int, default=0, help="of images, crops, probes and directions (0)")
     return parser
 
 
@@ -119,18 +117,18 @@ def describe(result: dict) -> str:
     texts = [
         f"{result['run']}: {result['method']} / {result['phase']} after step {result['step']}, "
         f"{result['parameters']:,} parameters, lambda {result['lambda']:g}\n"
-        f"{result['pictures']} pictures ({result['on']}) in batches of {result['batch']}, seed {result['seed']}, "
+        f"{result['pictures']} images ({result['on']}) in batches of {result['batch']}, seed {result['seed']}, "
         f"norm {norm['measured']}{trained}; eval = running statistics, train = those of the batch",
-        figures_table(result),
+        metrics_table(result),
     ]
-    if all("line" in figures for figures in modes.values()):
+    if all("line" in metrics for metrics in modes.values()):
         texts.append(line_table(result))
     else:
         texts.append("no line: nothing was learned before step 0")
     return "\n\n".join(texts)
 
 
-def figures_table(result: dict) -> str:
+def metrics_table(result: dict) -> str:
     modes = result["modes"]
     columns = {
         f"{mode}: {TITLES[term]}": modes[mode][term]
@@ -145,31 +143,31 @@ def figures_table(result: dict) -> str:
     }
     for i in range(result["top"]):
         rows[f"eigenvalue {i + 1}"] = partial(eigenvalue, i)
-    if all("trace" in figures for figures in columns.values()):
+    if all("trace" in metrics for metrics in columns.values()):
         rows["trace"] = lambda f: f"{number(f['trace']['mean'])} +- {f['trace']['standard_error']:.2g}"
     rows["sharpness, %"] = lambda f: number(f["sharpness"])
-    cells = [[name, *(show(figures) for figures in columns.values())] for name, show in rows.items()]
+    cells = [[name, *(show(metrics) for metrics in columns.values())] for name, show in rows.items()]
     return format_table(["", *columns], cells)
 
 
-def eigenvalue(index: int, figures: dict) -> str:
-    return number(*figures["eigenvalues"][index : index + 1])
+def eigenvalue(index: int, metrics: dict) -> str:
+    return number(*metrics["eigenvalues"][index : index + 1])
 
 
 def line_table(result: dict) -> str:
     step = result["step"]
     header = [
-        f"l_seg on {result['old_pictures']} old pictures",
+        f"l_seg on {result['old_pictures']} old images",
         f"step {step - 1}",
         f"step {step}",
         "barrier",
     ]
     rows = [
         [f"{mode}: {name}", number(line["losses"][0]), number(line["losses"][-1]), number(line["barrier"])]
-        for mode, figures in result["modes"].items()
+        for mode, metrics in result["modes"].items()
         for name, line in (
-            ("all classes", figures["line"]["seg"]),
-            ("old classes only", figures["line"]["among_old"]),
+            ("all classes", metrics["line"]["seg"]),
+            ("old classes only", metrics["line"]["among_old"]),
         )
     ]
     return format_table(header, rows)

@@ -2,7 +2,7 @@
 
     python -m scripts.gpu_plan [--teraflops 60] [--bandwidth 1.5] [--seeds 3]
 
-Operations are counted on the meta device, pictures are those of VOC 15-1 disjoint, and what cannot be counted is an assumption
+Operations are counted on the meta device, images are those of VOC 15-1 disjoint, and what cannot be counted is an assumption
 printed with the table. What will measure it: torchrun --nproc_per_node=8 train.py configs/voc/15-1.yaml, whose log shows img/s.
 """
 
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
 
     forward, parameters, activations = count()
-    first, later = picture_passes()
+    first, later = image_passes()
     plain, with_teacher = 3 * forward, 4 * forward  # the backward pass costs twice the forward one
 
     def seconds(operations: float, passes: int, gpus: int) -> float:
@@ -71,9 +71,9 @@ def main(arguments: list[str]) -> int:
     )
     passes = STEP_0_TRAININGS * first + (OTHERS + TEACHERS) * later + first + later
     print(
-        f"forward pass of ResNet-101, crop {CROP}: {forward / 1e9:.0f} GFLOP a picture; {parameters / 1e6:.1f} M parameters; "
-        f"{activations / 1e9:.2f} GB of activations a picture\n"
-        f"table 1, one seed, step 0 shared: {passes:,} picture passes, {operations / 1e15:.0f} PFLOP\n"
+        f"forward pass of ResNet-101, crop {CROP}: {forward / 1e9:.0f} GFLOP an image; {parameters / 1e6:.1f} M parameters; "
+        f"{activations / 1e9:.2f} GB of activations an image\n"
+        f"table 1, one seed, step 0 shared: {passes:,} image passes, {operations / 1e15:.0f} PFLOP\n"
         f"assumed: {options.teraflops:g} TFLOP/s and {options.bandwidth:g} TB/s reached per GPU, gradients exchanged at "
         f"{options.link:g} TB/s without overlap, loading hidden, evaluation not counted\n"
     )
@@ -93,52 +93,52 @@ def main(arguments: list[str]) -> int:
 
 def memory_plan(reserve: float, gaps: float) -> str:
     """What fits, in words and as a table."""
-    iteration, (fixed, per_picture) = count_iteration("resnet101", CROP, 2), memory_of_an_iteration()
+    iteration, (fixed, per_image) = count_iteration("resnet101", CROP, 2), memory_of_an_iteration()
     _, parameters, _ = count()
     rows = []
     for card in CARDS:
         usable = (card - reserve) * 1e9 * (1 - gaps)
         rows.append(
-            [f"{card} GB", *(fitting(usable, gpus, fixed, per_picture, 4 * parameters) for gpus in GPUS)]
+            [f"{card} GB", *(fitting(usable, gpus, fixed, per_image, 4 * parameters) for gpus in GPUS)]
         )
     header = ["each GPU", *(f"{gpus} GPU{'s' if gpus > 1 else ''}" for gpus in GPUS)]
     return (
         f"an iteration of MiB, single precision: {iteration.operators:,} operators that are not views; "
-        f"{iteration.kept / 2e9:.2f} GB a picture kept for the backward pass\n"
+        f"{iteration.kept / 2e9:.2f} GB an image kept for the backward pass\n"
         f"its tensors at the fullest moment: {fixed / 1e9:.2f} GB (student, teacher, momentum) and "
-        f"{per_picture / 1e9:.2f} GB a picture; "
+        f"{per_image / 1e9:.2f} GB an image; "
         f"with several GPUs or micro-batches gradients too, {4 * parameters / 1e9:.2f} GB\n"
         f"assumed: {reserve:g} GB of each GPU for CUDA and workspaces, {gaps:.0%} of the rest lost to gaps\n"
-        f"train.accumulate for a batch of {BATCH} in all, and pictures at once on each GPU: counted, not measured on a GPU\n\n"
+        f"train.accumulate for a batch of {BATCH} in all, and images at once on each GPU: counted, not measured on a GPU\n\n"
         + markdown_table(header, rows)
     )
 
 
 def memory_of_an_iteration() -> tuple[float, float]:
-    """Bytes that do not depend on the batch, and bytes per picture: the line through two counts."""
+    """Bytes that do not depend on the batch, and bytes per image: the line through two counts."""
     small, large = (count_iteration("resnet101", CROP, batch).peak for batch in (2, 4))
-    per_picture = (large - small) / 2
-    return small - 2 * per_picture, per_picture
+    per_image = (large - small) / 2
+    return small - 2 * per_image, per_image
 
 
-def fitting(usable: float, gpus: int, fixed: float, per_picture: float, gradients: float) -> str:
+def fitting(usable: float, gpus: int, fixed: float, per_image: float, gradients: float) -> str:
     """The smallest `train.accumulate` with which the batch fits into the usable bytes of each GPU.
 
     At the fullest moment gradients are there from the micro-batch before, or in the buckets that the GPUs exchange.
     """
     for accumulate in range(1, BATCH // gpus + 1):
-        pictures, rest = divmod(BATCH, gpus * accumulate)
-        if rest or pictures * gpus < 2:  # the pooled norm wants more than one picture
+        images, rest = divmod(BATCH, gpus * accumulate)
+        if rest or images * gpus < 2:  # the pooled norm wants more than one image
             continue
-        needed = fixed + pictures * per_picture + (gradients if gpus * accumulate > 1 else 0.0)
+        needed = fixed + images * per_image + (gradients if gpus * accumulate > 1 else 0.0)
         if needed <= usable:
-            return f"{accumulate} ({pictures} at once)"
+            return f"{accumulate} ({images} at once)"
     return "does not fit"
 
 
 @cache
 def count() -> tuple[int, int, int]:
-    """Forward FLOP per picture, parameters, and bytes of activations per picture in single precision."""
+    """Forward FLOP per image, parameters, and bytes of activations per image in single precision."""
     with torch.device("meta"):
         model = build_segmenter("resnet101").train()
         model.add_classes(21)
@@ -148,15 +148,13 @@ def count() -> tuple[int, int, int]:
                 module.register_forward_hook(lambda _m, _i, out: sizes.append(out.numel()))
         counter = FlopCounterMode(display=False)
         with counter:
-            model(
-                torch.empty(2, 3, CROP, CROP), enlarged=False
-            )  # the pooled norm wants more than one picture
+            model(torch.empty(2, 3, CROP, CROP), enlarged=False)  # the pooled norm wants more than one image
     parameters = sum(p.numel() for p in model.parameters())
     return counter.get_total_flops() // 2, parameters, 4 * sum(sizes) // 2
 
 
-def picture_passes() -> tuple[int, int]:
-    """Pictures trained on in step 0 and in all later steps."""
+def image_passes() -> tuple[int, int]:
+    """Images trained on in step 0 and in all later steps."""
     sizes = STEP_SIZES["voc", "train_aug", "15-1", "disjoint"]
     return EPOCHS * sizes[0], EPOCHS * sum(sizes[1:])
 

@@ -1,4 +1,4 @@
-"""VOC 2012 + SBD -> SegmentationClassAug and train_aug.txt, which published figures are trained on.
+"""VOC 2012 + SBD -> SegmentationClassAug and train_aug.txt, which published numbers are trained on.
 
     python -m scripts.merge_sbd VOCdevkit/VOC2012 benchmark_RELEASE/dataset
 
@@ -45,7 +45,7 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 1
     official = LISTS["voc"]["train_aug"]
-    print(f"{options.voc / AUGMENTED}: train_aug has {count:,} pictures, officially {official:,}")
+    print(f"{options.voc / AUGMENTED}: train_aug has {count:,} images, officially {official:,}")
     return 0
 
 

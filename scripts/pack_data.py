@@ -18,7 +18,7 @@ from typing import Any
 
 from tqdm import tqdm
 
-from data import DATASETS, DataError, Picture, find_lists
+from data import DATASETS, DataError, Sample, find_lists
 from data.dataset import raise_problems
 from data.images import read_bytes, read_image, read_mask
 from data.index import Finding, scan
@@ -64,21 +64,21 @@ def pack(root: Path, out: Path, name: str | None, decoded: bool) -> str:
         f"the lists of {dataset.name} cannot be used", [line for _, group in lists.values() for line in group]
     )
     # keyed by files and not by names: train_aug and train share images, a name may stand for others in val
-    pictures = list(dict.fromkeys(picture for group, _ in lists.values() for picture in group))
+    samples = list(dict.fromkeys(sample for group, _ in lists.values() for sample in group))
     findings = scan(
-        dataset.name, pictures, dataset.num_classes, unnamed="void"
+        dataset.name, samples, dataset.num_classes, unnamed="void"
     )  # named or not is the config's matter
     raise_problems(
         f"files of {dataset.name} cannot be used",
         [finding.problem for finding in findings if finding.problem],
     )
-    place = {picture: 2 * number for number, picture in enumerate(pictures)}
+    place = {sample: 2 * number for number, sample in enumerate(samples)}
     lines = {
-        key: [(picture.name, place[picture], place[picture] + 1) for picture in group]
+        key: [(sample.name, place[sample], place[sample] + 1) for sample in group]
         for key, (group, _) in lists.items()
     }
     try:
-        size = write_pack(out, dataset, lines, files(root, pictures, findings, decoded))
+        size = write_pack(out, dataset, lines, files(root, samples, findings, decoded))
     except OSError as error:
         raise DataError(f"{out}: cannot be written ({error}); make room or name another place") from error
     shown = ", ".join(f"{key} {len(group):,}" for key, group in lines.items())
@@ -86,11 +86,11 @@ def pack(root: Path, out: Path, name: str | None, decoded: bool) -> str:
 
 
 def files(
-    root: Path, pictures: Sequence[Picture], findings: Sequence[Finding], decoded: bool
+    root: Path, samples: Sequence[Sample], findings: Sequence[Finding], decoded: bool
 ) -> Iterator[tuple[dict[str, Any], bytes]]:
-    """Image and mask of each picture in turn: what the index tells of them, and the record."""
-    for picture, finding in zip(tqdm(pictures, desc="packing", disable=None), findings, strict=True):
-        parts = ((picture.image, read_image, finding.how), (picture.mask, read_mask, ()))
+    """Image and mask of each image in turn: what the index tells of them, and the record."""
+    for sample, finding in zip(tqdm(samples, desc="packing", disable=None), findings, strict=True):
+        parts = ((sample.image, read_image, finding.how), (sample.mask, read_mask, ()))
         for (path, read, how), digest in zip(parts, finding.content.split(), strict=True):
             facts = {
                 "path": os.path.relpath(path, root),

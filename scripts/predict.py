@@ -1,12 +1,12 @@
-"""What a trained network sees in pictures of your own, after the last step, after any step, or after each of them.
+"""What a trained network sees in images of your own, after the last step, after any step, or after each of them.
 
     python -m scripts.predict runs/mib holiday.jpg photos --out seen         # <name>_mask.png, <name>_overlay.png
     python -m scripts.predict runs/mib photos --out seen --all-steps         # and <name>_steps.png: watch it forget
     python -m scripts.predict runs/mib/step_0.pt photos --out seen --size 512 --flip --probabilities
 
-Folders are searched for pictures, and what is in them too; a file that is named is tried whatever its name. Pictures are
+Folders are searched for images, and what is in them too; a file that is named is tried whatever its name. Images are
 taken as a viewer shows them: turned as EXIF says, transparency on white, the first frame of an animation. What cannot be
-read is named and left out. Files of an earlier call are replaced, pictures that are given never are.
+read is named and left out. Files of an earlier call are replaced, images that are given never are.
 
 Exit codes: 0 all done, 1 some were skipped, 2 bad arguments, run or checkpoint, or the results cannot be written.
 """
@@ -76,7 +76,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     )
     add = parser.add_argument
     add("run", type=Path, help="a run's folder (its last step is taken), or one step_<i>.pt")
-    add("pictures", nargs="+", type=Path, help="pictures, and folders with pictures somewhere below them")
+    add("pictures", nargs="+", type=Path, help="images, and folders with images somewhere below them")
     add("--out", type=Path, required=True, metavar="FOLDER", help="where the results go")
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--step", type=int, metavar="N", help="the network after this step, counted from 0")
@@ -84,13 +84,13 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     add("--probabilities", action="store_true", help="also the probability of every class at every pixel")
     add("--device", choices=("auto", "cpu", "cuda"), default="auto")
     add("--size", type=int, metavar="N", help="shorter side shown to the network (default: as it is)")
-    add("--flip", action="store_true", help="average with the flipped picture")
+    add("--flip", action="store_true", help="average with the flipped image")
     add(
         "--megapixels",
         type=float,
         default=MEGAPIXELS,
         metavar="M",
-        help="larger pictures are shown to the network reduced to this (default: %(default)g)",
+        help="larger images are shown to the network reduced to this (default: %(default)g)",
     )
     options = parser.parse_args(arguments)
     if options.size is not None and options.size < 1:
@@ -109,7 +109,7 @@ def predict_all(
     for file in checkpoints:
         network, is_last = Network(file, device, **shown), file == checkpoints[-1]
         # disable=None: no bar where stderr is a file
-        for path in tqdm(list(strips), f"step {network.step}", unit="picture", disable=None):
+        for path in tqdm(list(strips), f"step {network.step}", unit="image", disable=None):
             try:
                 image, num_frames = open_image(path, ANY_FORMATS)
                 sight = network.look(image, with_probabilities=options.probabilities and is_last)

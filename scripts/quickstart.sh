@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# Watch a network forget (FT), remember (LwF, MiB) and meet AlterSGD, on generated pictures, in minutes on a laptop CPU.
+# Watch a network forget (FT), remember (LwF, MiB) and meet AlterSGD, on generated images, in minutes on a laptop CPU.
 #   bash scripts/quickstart.sh [key.sub=value ...]        overrides go to every run, for example train.seed=2
-# Started again it goes on where it stopped. RUNS (default runs/quickstart) is where everything is written.
+# Started again, it resumes where it stopped. RUNS (default runs/quickstart) is where everything is written.
 set -euo pipefail
 case "${1:-}" in -h | --help) sed -n '2,4s/^# //p' "$0"; exit 0 ;; esac
 source "$(dirname "$0")/environment.sh"
@@ -24,6 +24,6 @@ train mib-altersgd configs/methods/mib.yaml configs/altersgd.yaml "train.start_f
 echo
 "$PYTHON" -m scripts.compare "$runs"/{ft,lwf,mib,mib-altersgd} --picture "$runs/quickstart.png"
 echo
-echo "The picture is $runs/quickstart.png. To go on:"
+echo "The figure is $runs/quickstart.png. Next:"
 [ "$PYTHON" != "$PWD/.venv/bin/python" ] || echo "  source .venv/bin/activate"
 echo "  tensorboard --logdir $runs      # then open http://localhost:6006/#custom_scalars&_smoothingWeight=0"

@@ -7,7 +7,7 @@
     python -m scripts.report --readme README.md --check                  # are they up to date?
 
 Every results.json below the folders is read. A run is classified by its config, never by the name of its folder; runs that
-differ in more than method, phase, lambda and seed are never put into one table. The paper's figures stand beside VOC 15-1 disjoint
+differ in more than method, phase, lambda and seed are never put into one table. The paper's numbers stand beside VOC 15-1 disjoint
 (and the embedded data, which take its place) alone, seconds only where all runs were made alike. In a Markdown file the lines between
 
     <!-- results:table1 results/voc -->
@@ -76,7 +76,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         type=int,
         default=0,
         metavar="N",
-        help="show N test pictures in the HTML; needs the checkpoints and the data. Not every data set may be published",
+        help="show N test images in the HTML; needs the checkpoints and the data. Not every data set may be published",
     )
     parser.add_argument(
         "--readme", type=Path, metavar="FILE", help="renew the tables in this Markdown file instead"
@@ -92,7 +92,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     if not options.readme and not (options.folders and options.out):
         parser.error("name folders of runs and --out FOLDER (or --readme FILE)")
     if options.pictures < 0:
-        parser.error("--pictures: a number of pictures is wanted")
+        parser.error("--pictures: a number of images is wanted")
     if options.pictures and "html" not in options.formats:
         parser.error("--pictures are shown in the HTML alone: add html to --formats")
     return options

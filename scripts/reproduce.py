@@ -5,7 +5,7 @@
     python -m scripts.reproduce table3 --preset voc-cpu --root /data/VOC2012 --jobs 2 train.epochs_later=5
     python -m scripts.reproduce all --preset voc --root /data/VOC2012 --launcher slurm --slurm slurm_partition=gpu
 
-First comes the plan: every run, whether it is done, can go on or is missing, and what it costs. --dry-run ends there.
+First comes the plan: every run, whether it is done, can be resumed or is missing, and what it costs. --dry-run ends there.
 The same command, typed again, starts only what is not done. What fails does not stop the rest. key.sub=value goes to
 every run.
 
@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None, command: Sequence[str] | None =
     runs = look_at(jobs, preset, count=here)
     print(describe(runs, preset), flush=True)
     if not here:
-        print("The data set is not here: the numbers of its pictures are those on record.")
+        print("The data set is not here: the numbers of its images are those on record.")
     return 0 if options.dry_run else carry_out(runs, resources(options), command)
 
 

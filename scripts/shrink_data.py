@@ -19,7 +19,7 @@ from pathlib import Path
 from PIL import Image
 from tqdm import tqdm
 
-from data import DataError, Picture, find_dataset, find_lists
+from data import DataError, Sample, find_dataset, find_lists
 from data.dataset import raise_problems
 from data.images import open_image, open_mask
 from data.voc import AUGMENTED, LIST_FOLDERS, MASK_FOLDERS
@@ -52,7 +52,7 @@ def shrink(root: Path, out: Path, side: int) -> str:
     dataset = find_dataset("voc", root)
     lists = find_lists(dataset, root)
     raise_problems("the lists of voc cannot be used", [line for _, group in lists.values() for line in group])
-    pictures = {picture.name: picture for group, _ in lists.values() for picture in group}
+    samples = {sample.name: sample for group, _ in lists.values() for sample in group}
     try:
         out.parent.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f".{out.name}.", dir=out.parent))
@@ -66,8 +66,8 @@ def shrink(root: Path, out: Path, side: int) -> str:
             with ThreadPoolExecutor(
                 os.cpu_count()
             ) as threads:  # Pillow decodes, resizes and encodes beside Python
-                written = threads.map(write, pictures.values())
-                problems = list(tqdm(written, desc="shrinking", total=len(pictures), disable=None))
+                written = threads.map(write, samples.values())
+                problems = list(tqdm(written, desc="shrinking", total=len(samples), disable=None))
             raise_problems("files of voc cannot be used", [problem for problem in problems if problem])
             os.chmod(folder, 0o755)  # mkdtemp makes folders for the owner alone
             os.replace(folder, out)
@@ -76,24 +76,24 @@ def shrink(root: Path, out: Path, side: int) -> str:
     except OSError as error:
         raise DataError(f"{out}: cannot be written ({error}); make room or name another place") from error
     shown = ", ".join(f"{name} {len(group):,}" for name, (group, _) in lists.items())
-    return f"{out}: {shown}; {len(pictures):,} images with a shorter side of {side} pixels"
+    return f"{out}: {shown}; {len(samples):,} images with a shorter side of {side} pixels"
 
 
-def write_small(picture: Picture, images: Path, masks: Path, side: int) -> str:
-    """Both files of a picture in their small size; returns why that is not possible, or nothing."""
+def write_small(sample: Sample, images: Path, masks: Path, side: int) -> str:
+    """Both files of an image in their small size; returns why that is not possible, or nothing."""
     try:
-        image, mask = open_image(picture.image)[0], open_mask(picture.mask)
+        image, mask = open_image(sample.image)[0], open_mask(sample.mask)
     except DataError as error:
         return str(error)
     if image.size != mask.size:
-        return f"{picture.mask}: is of another size than {picture.image}; make both the same size"
+        return f"{sample.mask}: is of another size than {sample.image}; make both the same size"
     size = small_size(image.size, side)
     for folder in (images, masks):
-        (folder / picture.name).parent.mkdir(parents=True, exist_ok=True)  # a name may hold folders
+        (folder / sample.name).parent.mkdir(parents=True, exist_ok=True)  # a name may hold folders
     image.resize(size, Image.Resampling.BICUBIC).save(
-        images / f"{picture.name}.jpg", quality=QUALITY, optimize=True
+        images / f"{sample.name}.jpg", quality=QUALITY, optimize=True
     )
-    mask.resize(size, Image.Resampling.NEAREST).save(masks / f"{picture.name}.png", optimize=True)
+    mask.resize(size, Image.Resampling.NEAREST).save(masks / f"{sample.name}.png", optimize=True)
     return ""
 
 

@@ -5,12 +5,12 @@
 
 done         every step it was asked for is trained and scored
 running      a living process holds the folder
-stopped      by a signal, with everything saved: the same command goes on from there
-unfinished   killed or failed: the same command goes on from the last checkpoint, if there is one, else from the step before
+stopped      by a signal, with everything saved: the same command resumes from there
+unfinished   killed or failed: the same command resumes from the last checkpoint, if there is one, else from the step before
 
 `steps` are finished ones, `iteration` is that of the step after them. Old, new and all are mIoU in percent without background
 after the last finished step. `spent` is training time, that of a step taken over from another run included; `left` is an
-estimate from the run's own speed. It begins with > while the number of pictures of later steps is unknown: neither the run nor
+estimate from the run's own speed. It begins with > while the number of images of later steps is unknown: neither the run nor
 one on the same data has finished them.
 
 Exit codes: 0 some run was found, 2 none was.
@@ -70,12 +70,12 @@ class RunStatus:
     state: State
     num_steps: int  # that it was asked for
     done: int  # that lie behind it
-    figures: Sequence[
+    metrics: Sequence[
         Mapping[str, Any]
     ]  # as in results.json; those of the steps before its start may be absent
     place: Place | None  # in the step after them
-    is_scoring: bool  # that step is trained and waits for its figures
-    data: tuple  # what the number of pictures of a step depends on
+    is_scoring: bool  # that step is trained and waits for its metrics
+    data: tuple  # what the number of images of a step depends on
 
 
 # -------------------------------------------------------------------------------------------------------------- the table
@@ -141,7 +141,7 @@ def explain(path: Path, error: Exception) -> str:
 
 
 def row(run: RunStatus, sizes: Mapping[int, int]) -> list[str]:
-    last = run.figures[-1]["miou"] if run.figures else {}
+    last = run.metrics[-1]["miou"] if run.metrics else {}
     return [
         str(run.path),
         short_name(run.config),
@@ -185,14 +185,14 @@ def duration(seconds: float) -> str:
 
 def seconds_spent(run: RunStatus) -> float:
     here = run.place.seconds if run.place else None
-    return sum(figures.get("seconds", 0.0) for figures in run.figures) + (here or 0.0)
+    return sum(metrics.get("seconds", 0.0) for metrics in run.metrics) + (here or 0.0)
 
 
 def seconds_per_iteration(run: RunStatus) -> float | None:
     """From the newest that is known: later steps have a teacher to ask and are slower than step 0."""
     if run.place and run.place.seconds and run.place.iteration:
         return run.place.seconds / run.place.iteration
-    known = [f["seconds"] / f["iterations"] for f in run.figures if f.get("seconds") and f.get("iterations")]
+    known = [f["seconds"] / f["iterations"] for f in run.metrics if f.get("seconds") and f.get("iterations")]
     return known[-1] if known else None
 
 
@@ -203,10 +203,10 @@ def iterations_of(run: RunStatus, step: int, sizes: Mapping[int, int]) -> int | 
 
 
 def sizes_by_data(runs: Sequence[RunStatus]) -> dict[tuple, dict[int, int]]:
-    """Runs on the same data tell each other the number of training pictures of each step."""
+    """Runs on the same data tell each other the number of training images of each step."""
     sizes: dict[tuple, dict[int, int]] = defaultdict(dict)
     for run in runs:
-        sizes[run.data] |= {f["step"]: f["images"] for f in run.figures if "images" in f}
+        sizes[run.data] |= {f["step"]: f["images"] for f in run.metrics if "images" in f}
     return sizes
 
 
@@ -235,11 +235,11 @@ def look_at(path: Path) -> RunStatus:
     folder = RunFolder(path)
     results = folder.read_results() or {}
     config = read_config(folder, results)
-    figures = results.get("steps", [])
+    metrics = results.get("steps", [])
     first = results.get("started_from", {}).get("step", 0)
-    done = max(first, steps_done(figures))
-    if not {figure["step"] for figure in figures} >= set(range(first, done)):
-        raise RunError("results.json: the figures of a step are missing")
+    done = max(first, steps_done(metrics))
+    if not {metric["step"] for metric in metrics} >= set(range(first, done)):
+        raise RunError("results.json: the metrics of a step are missing")
     data = config["data"]
     protocol = data["steps"] or PROTOCOLS[data["dataset"]][data["protocol"]]
     num_steps = steps_asked_for(config["train"], len(protocol))
@@ -250,7 +250,7 @@ def look_at(path: Path) -> RunStatus:
         state, place = find_place(folder, done, held)
     is_scoring = done < num_steps and folder.step_checkpoint(done).exists()
     key = str(protocol), data["mode"], str(results.get("data"))
-    return RunStatus(path, config, state, num_steps, done, figures, place, is_scoring, key)
+    return RunStatus(path, config, state, num_steps, done, metrics, place, is_scoring, key)
 
 
 def find_place(folder: RunFolder, step: int, held: bool) -> tuple[State, Place | None]:
@@ -274,7 +274,7 @@ def read_config(folder: RunFolder, results: Mapping[str, Any]) -> Mapping[str, A
 
 
 def saved_place(folder: RunFolder, step: int) -> Place | None:
-    """Where the step would go on. The file is mapped into memory, so that its weights are never read."""
+    """Where the step would resume. The file is mapped into memory, so that its weights are never read."""
     for path in (folder.resume_checkpoint, previous_path(folder.resume_checkpoint)):
         try:
             position = torch.load(path, map_location="cpu", weights_only=True, mmap=True)["position"]

@@ -1,4 +1,4 @@
-"""What stands in a cell of a report's table: a figure with its spread over seeds, a difference, a ratio."""
+"""What stands in a cell of a report's table: a mean with its spread over seeds, a difference, a ratio."""
 
 from data.protocols import BACKGROUND
 from study import identity, paper
@@ -34,7 +34,7 @@ def show(value: Spread, digits: int = 1) -> str:
 
 
 def scientific(runs: Collection, setting: Setting, key: str | int) -> str:
-    """Three digits, for figures that span orders of magnitude."""
+    """Three digits, for numbers that span orders of magnitude."""
     value = spread(runs.values(setting, key).values())
     if value.mean is None:
         return EMPTY
@@ -52,7 +52,7 @@ def ratio(runs: Collection, setting: Setting, control: Setting, key: str) -> str
     return show(spread(ours[seed] / theirs[seed] for seed in ours.keys() & theirs.keys() if theirs[seed]), 2)
 
 
-def time_of_a_picture(runs: Collection, setting: Setting) -> str:
+def time_of_an_image(runs: Collection, setting: Setting) -> str:
     """Measured once for all seeds."""
     known = set(runs.values(setting, "time").values())
     return f"{known.pop():.2f}" if len(known) == 1 else EMPTY

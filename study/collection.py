@@ -1,7 +1,7 @@
 """From many results.json to numbers that may be compared: runs sorted by what they did, means over seeds, paired tests.
 
 Runs are told apart by their config alone (`study.identity.setting_of`), never by the name of a folder. Only runs of one
-recipe - all of the config but method, phase, lambda and seed, and the same pictures - are put side by side.
+recipe - all of the config but method, phase, lambda and seed, and the same images - are put side by side.
 """
 
 import json
@@ -15,7 +15,7 @@ from typing import Any
 from configs.identity import order_name, short_name
 from configs.schema import with_defaults
 from data.protocols import BACKGROUND, Step, steps_from_lists
-from engine.results import figures_by_step, steps_asked_for, steps_done
+from engine.results import metrics_by_step, steps_asked_for, steps_done
 from metrics import continual
 from study.identity import SPEED_KEYS, Setting, recipe_differences, setting_of
 
@@ -23,9 +23,9 @@ MACHINE = ("device", "processor", "threads", "world_size", "torch")
 SMALLEST_TEST = 3  # seeds
 FLATNESS_FILE = "flatness.json"  # beside results.json
 FLATNESS: dict[str | int, Callable[[Mapping[str, Any]], float | None]] = {
-    "gradient norm": lambda figures: figures.get("gradient_norm2"),
-    "top eigenvalue": lambda figures: next(iter(figures.get("eigenvalues", ())), None),
-    "trace": lambda figures: figures.get("trace", {}).get("mean"),
+    "gradient norm": lambda metrics: metrics.get("gradient_norm2"),
+    "top eigenvalue": lambda metrics: next(iter(metrics.get("eigenvalues", ())), None),
+    "trace": lambda metrics: metrics.get("trace", {}).get("mean"),
 }
 MIB_TIME = "mib / plain mib"
 BENCHMARK_FILE = "benchmark.json"  # in the folder of the runs, by scripts.benchmark
@@ -72,54 +72,54 @@ class RecordedRun:
     @cached_property
     def class_names(self) -> dict[int, str]:
         """By class id, of the classes seen so far."""
-        figures = self.results["steps"]
-        return dict(zip(self.steps[steps_done(figures) - 1].seen, figures[-1]["classes"], strict=True))
+        metrics = self.results["steps"]
+        return dict(zip(self.steps[steps_done(metrics) - 1].seen, metrics[-1]["classes"], strict=True))
 
     @cached_property
     def history(self) -> list[continual.IoU]:
         """IoU by class id after each step; empty for steps of which nothing is known."""
         ids = {name: c for c, name in self.class_names.items()}
-        figures = figures_by_step(self.results["steps"])
-        known = {index: step["iou"].items() for index, step in figures.items()}
+        metrics = metrics_by_step(self.results["steps"])
+        known = {index: step["iou"].items() for index, step in metrics.items()}
         return [{ids[name]: iou for name, iou in known.get(i, ())} for i in range(len(self.steps))]
 
     @property
     def later_steps(self) -> list[Mapping[str, Any]]:
-        """The figures of the steps after step 0; none unless they are known of every step so far."""
-        figures = figures_by_step(self.results["steps"])
+        """The metrics of the steps after step 0; none unless they are known of every step so far."""
+        metrics = metrics_by_step(self.results["steps"])
         later = range(1, steps_done(self.results["steps"]))
-        return [figures[index] for index in later] if figures.keys() >= set(later) else []
+        return [metrics[index] for index in later] if metrics.keys() >= set(later) else []
 
     @cached_property
     def flatness(self) -> Mapping[str, Any]:
-        """What scripts.flatness found of l_seg, norms in eval, if it left its figures beside the run's."""
+        """What scripts.flatness found of l_seg, norms in eval, if it left its metrics beside the run's."""
         try:
-            figures = json.loads((self.folder / FLATNESS_FILE).read_text(encoding="utf-8"))
-            return figures["modes"]["eval"]["seg"]
+            metrics = json.loads((self.folder / FLATNESS_FILE).read_text(encoding="utf-8"))
+            return metrics["modes"]["eval"]["seg"]
         except (OSError, ValueError, KeyError, TypeError):
             return {}
 
-    def change_at_the_end(self, figure: str) -> float | None:
+    def change_at_the_end(self, metric: str) -> float | None:
         """Of what run.flatness logged: the value at the end of a step over that at the share p, the mean of later steps."""
         logged = [step.get("flatness", {}) for step in self.later_steps]
-        pairs = [[places.get(place, {}).get(figure) for place in ("end", "boundary")] for places in logged]
+        pairs = [[places.get(place, {}).get(metric) for place in ("end", "boundary")] for places in logged]
         if not pairs or not all(value and value > 0 for pair in pairs for value in pair):
             return None
         return statistics.geometric_mean(end / boundary for end, boundary in pairs)
 
-    def logged_flatness(self, figure: str, place: str) -> float | None:
+    def logged_flatness(self, metric: str, place: str) -> float | None:
         """What run.flatness logged at a place of the steps after step 0: their geometric mean, None unless all have it."""
-        values = [step.get("flatness", {}).get(place, {}).get(figure) for step in self.later_steps]
+        values = [step.get("flatness", {}).get(place, {}).get(metric) for step in self.later_steps]
         known = [value for value in values if value is not None and value > 0]
         return statistics.geometric_mean(known) if known and len(known) == len(values) else None
 
     @property
     def iteration_time(self) -> float | None:
-        """Of one picture, MiB's = 1, as far as `scripts.benchmark updates` left its figures in the folder of the runs."""
+        """Of one image, MiB's = 1, as far as `scripts.benchmark updates` left its metrics in the folder of the runs."""
         try:
             content = json.loads((self.folder.parent / BENCHMARK_FILE).read_text(encoding="utf-8"))
-            figures = {figure["what"]: figure["value"] for figure in content["updates"]["figures"]}
-            return (figures | {MIB_TIME: 1.0}).get(f"{short_name(self.config)} / plain mib")
+            metrics = {metric["what"]: metric["value"] for metric in content["updates"]["figures"]}
+            return (metrics | {MIB_TIME: 1.0}).get(f"{short_name(self.config)} / plain mib")
         except (OSError, ValueError, KeyError, TypeError):
             return None
 
@@ -135,7 +135,7 @@ class RecordedRun:
 
     @property
     def gradients_later(self) -> int | None:
-        """Gradients of single pictures, after step 0."""
+        """Gradients of single images, after step 0."""
         steps = self.later_steps
         if not steps or any("iterations" not in step for step in steps):
             return None
@@ -198,12 +198,12 @@ class Collection:
         return replace(self, cells=cells)
 
     def values(self, setting: Setting, key: str | int) -> dict[int, float]:
-        """Seed -> a figure after the last step, where it is known: old, new, all, first (old after step 0), forgetting
+        """Seed -> a metric after the last step, where it is known: old, new, all, first (old after step 0), forgetting
         metrics/<name> or a class id, in percent; or seconds and gradients, of the later steps, and what scripts.flatness and scripts.benchmark measured."""
-        known = {seed: self._figure(run, key) for seed, run in self.cells.get(setting, {}).items()}
+        known = {seed: self._metric(run, key) for seed, run in self.cells.get(setting, {}).items()}
         return {seed: value for seed, value in sorted(known.items()) if value is not None}
 
-    def _figure(self, run: RecordedRun, key: str | int) -> float | None:
+    def _metric(self, run: RecordedRun, key: str | int) -> float | None:
         if key == "seconds":
             return run.seconds_later
         if key == "gradients":

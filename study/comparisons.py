@@ -21,7 +21,7 @@ from study.cells import (
     seeds,
     show,
     signed,
-    time_of_a_picture,
+    time_of_an_image,
 )
 from study.collection import (
     FLATNESS,
@@ -43,8 +43,8 @@ from study.settings import (
     groups,
     mib,
     missing,
-    neighbours,
     paper_header,
+    related_methods,
 )
 from tracking.tables import metrics_in
 
@@ -186,8 +186,8 @@ def table_evaluations(runs: Collection) -> Section:
             rules += [len(rows)] if whole else []
             for title, cells in {"as trained": own, evaluation: whole}.items() if whole else ():
                 part = replace(runs, cells={setting: cells})
-                figures = [*means(part, setting), cell(part, setting, "forgetting")]
-                rows.append([name(runs, setting), title, *figures])
+                metrics = [*means(part, setting), cell(part, setting, "forgetting")]
+                rows.append([name(runs, setting), title, *metrics])
     header = ["setting", "evaluation", "seeds", *groups(runs), "forgetting"]
     table = Table(
         "mIoU in percent of the same models, scored in other settings", header, rows, rules=rules[1:]
@@ -217,21 +217,21 @@ def table_costs(runs: Collection) -> Section:
     return Section("costs", "Costs", [table], notes)
 
 
-def table_neighbours(runs: Collection) -> Section:
+def table_related_methods(runs: Collection) -> Section:
     """AlterSGD beside other roads to flat minima: what is learned and kept, how flat it ends, and what it costs."""
     plain = mib(runs)
-    settings = {name(runs, s): s for s in [plain, altersgd(runs), consolidate(runs), *neighbours(runs)]}
+    settings = {name(runs, s): s for s in [plain, altersgd(runs), consolidate(runs), *related_methods(runs)]}
     rows = [
         [
             *(label, *means(runs, s), cell(runs, s, "forgetting")),
             *(scientific(runs, s, key) for key in FLATNESS),
             ratio(runs, s, plain, "gradients"),
-            time_of_a_picture(runs, s),
+            time_of_an_image(runs, s),
         ]
         for label, s in settings.items()
     ]
     table = Table(
-        "AlterSGD and its neighbours",
+        "AlterSGD and related methods",
         [
             *("setting", "seeds", *groups(runs), "forgetting"),
             *("squared gradient norm", "top eigenvalue", "trace", "gradients", "time"),
@@ -243,7 +243,7 @@ def table_neighbours(runs: Collection) -> Section:
     tables, notes = (
         [table],
         [
-            "Gradients: of single pictures, in the steps after step 0. Time: of a picture in an iteration of the step's "
+            "Gradients: of single images, in the steps after step 0. Time: of an image in an iteration of the step's "
             "last part, by scripts.benchmark updates."
         ],
     )
@@ -255,7 +255,7 @@ def table_neighbours(runs: Collection) -> Section:
         title = "What the last iterations of a step do: value at its end over that at the share p, mean of the steps"
         tables.append(Table(title, ["setting", "squared gradient norm", "top eigenvalue"], changes))
         notes.append("In brackets: the number of seeds. Below 1 it gets flatter.")
-    return Section("neighbours", "Neighbours of AlterSGD", tables, notes, missing(runs, settings))
+    return Section("neighbours", "Related methods", tables, notes, missing(runs, settings))
 
 
 def table_readings(runs: Collection) -> Section:

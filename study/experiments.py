@@ -17,7 +17,7 @@ from study.readings import CONTROLLED_P, CORNERS, PUBLISHED_P, READINGS, SIXTHS,
 THIRTIETHS = (5, 10, 15, 20, 25, 30)  # p
 DEFAULT_THIRTIETHS, PLAIN_THIRTIETHS = 25, 30  # configs/altersgd.yaml; no iteration is left to alternate
 OBSERVERS = ("ewc", "pi", "rw")  # keep statistics of step 0
-NEIGHBOURS = ("altersgd", "consolidate", "sam", "gradient_penalty", "cpr", "stable_sgd")
+RELATED_METHODS = ("altersgd", "consolidate", "sam", "gradient_penalty", "cpr", "stable_sgd")
 # What the paper leaves open, each choice alone, and then what its theorem supposes.
 THEOREM = ("phase.momentum=off", "phase.batch=same", "phase.lr=hold")
 VARIANTS = (
@@ -28,7 +28,7 @@ VARIANTS = (
     ("phase.weight_decay=signed",),
     THEOREM,
 )
-# Where alternating might do something that distilling does not: rates that are not yet small, a longer phase, weaker R.
+# Where alternating might do something that distilling does not: learning rates that are not yet small, a longer phase, weaker R.
 PAIRED = (
     (),
     ("phase.p=15/30",),
@@ -66,7 +66,7 @@ def method(name: str) -> Experiment:
 
 
 def mib(*settings: str, plus: str | None = None) -> Experiment:
-    """MiB, plain or with another overlay on top: a phase, or a neighbour of AlterSGD."""
+    """MiB, plain or with another overlay on top: a phase, or a related method."""
     name = "_".join([f"mib-{plus}" if plus else "mib", *map(_label, settings)])
     return Experiment(
         name, ("configs/methods/mib.yaml", *([f"configs/{plus}.yaml"] if plus else [])), settings
@@ -129,9 +129,9 @@ def alternation(config: Config) -> list[Experiment]:
     return [mib(*settings, plus=phase) for settings in pairs for phase in ("altersgd", "consolidate")]
 
 
-def neighbours(config: Config) -> list[Experiment]:
+def related_methods(config: Config) -> list[Experiment]:
     """Other roads to flat minima, and PLOP."""
-    return [mib(), *(mib(plus=overlay) for overlay in NEIGHBOURS), method("plop")]
+    return [mib(), *(mib(plus=overlay) for overlay in RELATED_METHODS), method("plop")]
 
 
 def readings(config: Config) -> list[Experiment]:
@@ -180,7 +180,7 @@ TABLES: dict[str, Callable[[Config], list[Experiment]]] = {
     "ablations": ablations,
     "alternation": alternation,
     "readings": readings,
-    "neighbours": neighbours,
+    "neighbours": related_methods,
 }
 
 

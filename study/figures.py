@@ -53,8 +53,8 @@ def images(section: str, runs: Collection) -> list[Image]:
     return made
 
 
-def pictures(runs: Collection, count: int) -> Image:
-    """Picture, truth, and what MiB and AlterSGD see after the last step, by the first seed that both have."""
+def predictions(runs: Collection, count: int) -> Image:
+    """Image, truth, and what MiB and AlterSGD see after the last step, by the first seed that both have."""
     from study.panels import example_panels
 
     pair = {"MiB": runs.cells.get(mib(runs), {}), "AlterSGD": runs.cells.get(altersgd(runs), {})}
@@ -65,7 +65,7 @@ def pictures(runs: Collection, count: int) -> Image:
         )
     folders = [seeds[both[0]].folder for seeds in pair.values()]
     panels = example_panels(folders, [len(runs.steps) - 1] * len(folders), count)
-    titles = ["picture", "truth", *pair]
+    titles = ["image", "truth", *pair]
     size = (1.9 * len(titles), 1.5 * len(panels) + 0.2)
     figure, axes = pyplot.subplots(
         len(panels), len(titles), squeeze=False, figsize=size, layout="constrained"
@@ -250,7 +250,7 @@ def _curves(
     papers_line: str = ":",
     **look: Any,
 ) -> None:
-    """Figure `number` of each point: ours solid with error bars, the paper's hollow."""
+    """Metric `number` of each point: ours solid with error bars, the paper's hollow."""
     known = {x: spreads[number] for x, spreads in ours.items() if spreads[number].mean is not None}
     means, bars = [s.mean for s in known.values()], [s.deviation or 0.0 for s in known.values()]
     axis.plot(list(known), means, label=labels[0], **look)

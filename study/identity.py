@@ -78,7 +78,7 @@ def _beside(config: Mapping[str, Any]) -> tuple[str, ...]:
             f", {key} {value}" for key, value in sorted(config["average"]["options"].items())
         )
     if is_stable_sgd(config):
-        pieces = f"dropout {config['model']['dropout']:g}, rate x {optim['lr_decay']:g}, batch {config['train']['batch_size']}"
+        pieces = f"dropout {config['model']['dropout']:g}, learning rate x {optim['lr_decay']:g}, batch {config['train']['batch_size']}"
         names.append(f"Stable SGD ({pieces})")
     return tuple(names)
 
@@ -193,7 +193,7 @@ def is_papers(config: Mapping[str, Any]) -> bool:
 
 
 def is_of_its_data(config: Mapping[str, Any]) -> bool:
-    """Whether the paper's figures may stand beside those of a run: VOC 15-1 disjoint, or all its classes at once.
+    """Whether the paper's numbers may stand beside those of a run: VOC 15-1 disjoint, or all its classes at once.
 
     By the config: the embedded data are in VOC's place, classes and protocol included, and the title above the paper's
     figures says on what they were made. Other protocols and data sets of a user's own share no class group with them.

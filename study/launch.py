@@ -79,7 +79,7 @@ def last_row(folder: RunFolder) -> str:
         groups = group_names(steps_from_lists(results["protocol"])) | {"all": "all"}
         miou = results["steps"][-1]["miou"]
     except (RunError, TypeError, LookupError):
-        return f"no figures in {folder.results_file}"
+        return f"no metrics in {folder.results_file}"
     return " / ".join(f"{name} {percent(miou[group])}" for group, name in groups.items())
 
 
@@ -95,7 +95,7 @@ def summary(runs: Sequence[PlannedRun], ended: Mapping[str, Event]) -> str:
         elif ended.get(run.name) == Event.FAILED:
             lines += failure(run)
     if len(ended) < len(runs) or set(events) != {Event.DONE}:
-        lines.append("The same command goes on from here.")
+        lines.append("The same command resumes from here.")
     return "\n".join(lines)
 
 

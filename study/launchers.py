@@ -1,6 +1,6 @@
 """Start train.py many times: on this machine, several at once or under torchrun, or on a Slurm cluster through submitit.
 
-A launcher is a registered class. It takes tasks, of which some need another one done first, and yields (task, event) as things happen. It goes on
+A launcher is a registered class. It takes tasks, of which some need another one done first, and yields (task, event) as things happen. It continues
 whatever fails. Asked to stop, it starts nothing more, tells what runs to save and waits for it.
 """
 
@@ -202,7 +202,7 @@ def _meaning(code: int, stop: StopRequest) -> Event:
 
 
 class Training:
-    """train.py as a job of submitit, which goes on where it was when Slurm preempts it or its time is over.
+    """train.py as a job of submitit, which resumes where it was when Slurm preempts it or its time is over.
 
     Slurm signals every process of a job, train.py too, and in no particular order.
     """

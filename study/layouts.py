@@ -59,7 +59,7 @@ def markdown(report: Report) -> str:
     parts = ["# Results", *(text.markdown(fact) for fact in report.facts)]
     parts += [f"> **Warning.** {text.markdown(warning)}" for warning in report.warnings]
     for section in report.sections:
-        if not section.tables and not section.notes:  # pictures, which the page alone shows
+        if not section.tables and not section.notes:  # images, which the page alone shows
             continue
         parts += [f"## {text.markdown(section.title)}", markdown_section(section)]
         parts += [f"![{text.markdown(i.caption)}](figures/{i.name}.svg)" for i in section.images]

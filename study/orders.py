@@ -40,7 +40,7 @@ def table_orders(runs: Collection) -> Section:
 
 
 def _over_orders(orders: dict[str, Collection], setting: Setting) -> list[str]:
-    """How many orders ran, and the figures over them."""
+    """How many orders ran, and the metrics over them."""
     ran = [order for order in orders.values() if setting in order.cells]
     values = {key: [order.values(setting, key).values() for order in ran] for key in KEYS}
     return [

@@ -16,12 +16,12 @@ from engine.inference import predict
 
 @torch.inference_mode()
 def example_panels(runs: list[Path], last_steps: list[int], count: int) -> list[list[np.ndarray]]:
-    """For some test pictures of old and new classes: the picture, the truth, and what each run's last model sees."""
+    """For some test images of old and new classes: the image, the truth, and what each run's last model sees."""
     config = load_config([runs[0] / "config.yaml"])
     dataset = load_dataset(config.data.dataset, config.data.root, config.data.train_list)
     chosen = dataset.test[:: max(1, len(dataset.test) // count)][:count]
     palette = voc_palette()
-    images = [read_image(picture.image) for picture in chosen]
+    images = [read_image(sample.image) for sample in chosen]
     panels = [[image, palette[read_mask(p.mask)]] for image, p in zip(images, chosen, strict=True)]
     for run, step in zip(runs, last_steps, strict=True):
         model, state = checkpoint.load_segmenter(run / f"step_{step}.pt")

@@ -56,7 +56,7 @@ TABLE_3: dict[float, dict[str, tuple[float, ...]]] = {
 }
 LAMBDAS = tuple(TABLE_3)
 
-# Table 4: group -> lambda_b (of ascents) -> one figure for each lambda_a (of descents) in LAMBDAS.
+# Table 4: group -> lambda_b (of ascents) -> one number for each lambda_a (of descents) in LAMBDAS.
 TABLE_4: dict[str, dict[float, tuple[float, ...]]] = {
     "1-15": {
         1: (36.1, 45.2, 55.1, 18.4), 10: (46.7, 48.9, 55.0, 17.7),

@@ -32,21 +32,21 @@ from study.experiments import Job, experiments_of, jobs_of, planned_keys
 from tracking.tables import format_table
 
 QUICKSTART = Path(__file__).parent.parent / "results" / "quickstart"
-Sizes = tuple[int, ...]  # training pictures of each step
+Sizes = tuple[int, ...]  # training images of each step
 
 
 @dataclass(frozen=True)
 class Preset:
     overlay: str
-    seconds: float | None  # of a picture pass, where no run here tells; None: as in results/quickstart
+    seconds: float | None  # of an image pass, where no run here tells; None: as in results/quickstart
     basis: str  # of these seconds
     sizes: Mapping[tuple[str, str], Sizes]  # (protocol, mode) -> what its data set is known to hold
 
 
 VOC_SIZES = {
     (protocol, mode): sizes
-    for (dataset, pictures, protocol, mode), sizes in STEP_SIZES.items()
-    if (dataset, pictures) == ("voc", "train_aug")
+    for (dataset, train_list, protocol, mode), sizes in STEP_SIZES.items()
+    if (dataset, train_list) == ("voc", "train_aug")
 } | {("offline", mode): (LISTS["voc"]["train_aug"],) for mode in ("disjoint", "overlapped")}
 SHAPES_SIZES = {("15-1", "disjoint"): (2250, 139, 145, 153, 153, 160), ("offline", "disjoint"): (3000,)}
 PRESETS = {
@@ -103,12 +103,12 @@ class PlannedRun:
             return {}
 
     @property
-    def figures(self) -> list[dict]:
+    def metrics(self) -> list[dict]:
         """Of each step."""
         return self.results.get("steps", [])
 
     def _differences(self) -> tuple[list[str], list[str]]:
-        """How the folder's config differs from this one, and what could not be compared. Figures may come alone, from
+        """How the folder's config differs from this one, and what could not be compared. Metrics may come alone, from
         another machine: they know theirs."""
         if self.folder.config_file.exists():
             try:
@@ -125,7 +125,7 @@ class PlannedRun:
         if self.differences:
             return State.OTHER
         last = self._own_steps[-1]
-        whole = steps_done(self.figures) > last and (
+        whole = steps_done(self.metrics) > last and (
             not self.is_step_0 or self.folder.step_checkpoint(last).exists()
         )
         if whole:
@@ -141,7 +141,7 @@ class PlannedRun:
         return range(0 if self.job.needs is None else 1, asked)
 
     def passes(self, first: int = 0) -> int:
-        """Epochs x pictures x gradient evaluations per update, of its own steps from the `first` on."""
+        """Epochs x images x gradient evaluations per update, of its own steps from the `first` on."""
         assert self.sizes is not None
         train, update, phase = self.config.train, self.config.update, self.config.phase
         evaluations = UPDATES[update.name].evaluations
@@ -157,7 +157,7 @@ class PlannedRun:
         )
 
     def passes_left(self) -> int:
-        return self.passes(first=steps_done(self.figures)) if self.to_do else 0
+        return self.passes(first=steps_done(self.metrics)) if self.to_do else 0
 
 
 # ----------------------------------------------------------------------------------------------------- making the plan
@@ -207,7 +207,7 @@ def look_at(jobs: Mapping[Job, Config], preset: Preset, count: bool = True) -> l
     """How far each job is. `count` reads the data set; without it the costs are known as far as the preset knows them."""
     data = {config.data for config in jobs.values()}
     known = {d: preset.sizes.get((d.protocol or "", d.mode)) if d.order is None else None for d in data}
-    sizes = {d: count_pictures(d) if count else known[d] for d in data}
+    sizes = {d: count_images(d) if count else known[d] for d in data}
     runs = [PlannedRun(job, config, sizes[config.data]) for job, config in jobs.items()]
     wanted = {run.job.needs for run in runs if run.to_do}
     for run in runs:
@@ -216,7 +216,7 @@ def look_at(jobs: Mapping[Job, Config], preset: Preset, count: bool = True) -> l
     return runs
 
 
-def count_pictures(data: DataConfig) -> Sizes:
+def count_images(data: DataConfig) -> Sizes:
     dataset = load_dataset(data.dataset, data.root, data.train_list)
     classes = build_index(
         dataset.name, dataset.train, dataset.num_classes, cache=data.cache, unnamed=data.unnamed
@@ -239,7 +239,7 @@ def describe(runs: Sequence[PlannedRun], preset: Preset) -> str:
     rows = [[run.name, run.state, *_costs(run, seconds)] for run in runs]
     states = [run.state for run in runs]
     lines = [
-        format_table(["run", "state", "picture passes", "hours left (estimate)"], rows),
+        format_table(["run", "state", "image passes", "hours left (estimate)"], rows),
         "",
         f"{len(runs)} runs: " + ", ".join(f"{states.count(s)} {s}" for s in State if s in states),
         *_grouped(State.OTHER, {run.name: run.differences for run in runs}),
@@ -247,11 +247,11 @@ def describe(runs: Sequence[PlannedRun], preset: Preset) -> str:
     ]
     if any(run.sizes is None for run in runs):
         return "\n".join(
-            [*lines, "picture passes are unknown without the data set: give its place with --root"]
+            [*lines, "image passes are unknown without the data set: give its place with --root"]
         )
     left = sum(run.passes_left() for run in runs)
     hours = f"estimate {left * seconds / 3600:.1f} hours, one run after the other"
-    lines += [f"to do: {left:,} picture passes, {hours}, {1000 * seconds:.1f} ms per picture ({basis})"]
+    lines += [f"to do: {left:,} image passes, {hours}, {1000 * seconds:.1f} ms per image ({basis})"]
     return "\n".join([*lines, _saving(runs)])
 
 
@@ -276,11 +276,11 @@ def _saving(runs: Sequence[PlannedRun]) -> str:
     first: dict[str | None, int] = {run.name: run.passes() for run in runs if run.is_step_0}
     alone = sum(run.passes() + first.get(run.job.needs, 0) for run in runs if not run.is_step_0)
     saved = f"{1 - shared / alone:.0%}"
-    return f"sharing step 0: {shared:,} picture passes in all instead of {alone:,}, {saved} saved"
+    return f"sharing step 0: {shared:,} image passes in all instead of {alone:,}, {saved} saved"
 
 
 def seconds_per_pass(folders: Iterable[RunFolder]) -> float | None:
-    """What training took so far. A step 0 has the same figures in all runs that share it, and counts once."""
+    """What training took so far. A step 0 has the same metrics in all runs that share it, and counts once."""
     steps = set()
     for folder in folders:
         try:

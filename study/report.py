@@ -49,15 +49,15 @@ def read_runs(folders: Sequence[Path], base: Path | None = None) -> Collection:
     collection = collect(runs)
     if collection is None:
         cut = sum(run.is_cut for run in runs)
-        so_far = f" ({cut} as far as train.last_step asks: without it they go on)" if cut else ""
+        so_far = f" ({cut} as far as train.last_step asks: without it they continue)" if cut else ""
         raise RunError(
-            f"{places}: none of {len(files)} runs is finished{so_far}; the command that started one goes on with it"
+            f"{places}: none of {len(files)} runs is finished{so_far}; the command that started one resumes it"
         )
     return collection
 
 
 def read_run(path: Path, base: Path | None) -> RecordedRun:
-    """A run whose figures can be used; RunError for anything that train.py would not have written."""
+    """A run whose metrics can be used; RunError for anything that train.py would not have written."""
     results = read_results(path) or {}
     lacking = [key for key in WANTED_KEYS if key not in results]
     if lacking:
@@ -82,7 +82,9 @@ def read_run(path: Path, base: Path | None) -> RecordedRun:
 # -------------------------------------------------------------------------------------------------------------- assembling
 
 
-def assemble(runs: Collection, tables: Iterable[str], pictures: int = 0, with_figures: bool = True) -> Report:
+def assemble(
+    runs: Collection, tables: Iterable[str], num_images: int = 0, with_figures: bool = True
+) -> Report:
     """The report with the tables of these names, and so many test images with what the networks see in them."""
     made = [SECTIONS[table](runs) for table in tables]
     sections = [section for section in made if section.tables or section.notes]  # what there is something of
@@ -91,9 +93,9 @@ def assemble(runs: Collection, tables: Iterable[str], pictures: int = 0, with_fi
 
         for section in sections:
             section.images = figures.images(section.name, runs)
-    if pictures:
+    if num_images:
         sections.append(
-            Section("pictures", "What the networks see", [], images=[figures.pictures(runs, pictures)])
+            Section("pictures", "What the networks see", [], images=[figures.predictions(runs, num_images)])
         )
     lists = {
         "Missing": missing(sections),
@@ -111,8 +113,8 @@ def assemble(runs: Collection, tables: Iterable[str], pictures: int = 0, with_fi
         ],
     }
     facts = describe(runs)
-    if not pictures:
-        facts.append("Pictures of what the networks see were not asked for (--pictures N).")
+    if not num_images:
+        facts.append("Images of what the networks see were not asked for (--pictures N).")
     return Report(
         facts,
         warnings(runs),

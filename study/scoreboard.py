@@ -262,7 +262,7 @@ def table_controls(runs: Collection, groups: Sequence[str]) -> Table:
 
 
 def table_of_controls(runs: Collection, groups: Sequence[str]) -> Table:
-    """The controls' own figures."""
+    """The controls' own scores."""
     settings = [
         control for p in CONTROLLED_P for reading in READINGS for control in controls_of(runs, reading, p)
     ] + [setting for p, setting in stops(runs).items() if p < MIB]
@@ -302,10 +302,10 @@ def table_curvature(runs: Collection) -> list[Table]:
     rules: list[int] = []
     for label, setting in settings.items():
         logged = {place: _logged(runs, setting, place) for place in PLACES}
-        found = {place: figures for place, figures in logged.items() if any(f != EMPTY for f in figures)}
+        found = {place: metrics for place, metrics in logged.items() if any(f != EMPTY for f in metrics)}
         if found:
             rules.append(len(rows))
-        rows += [[label, place, *figures] for place, figures in found.items()]
+        rows += [[label, place, *metrics] for place, metrics in found.items()]
     if not rows:
         return []
     header = ["setting", "where", *["loss", "squared gradient norm", "top eigenvalue"] * len(CURVATURE)]
@@ -315,14 +315,14 @@ def table_curvature(runs: Collection) -> list[Table]:
 
 
 def _logged(runs: Collection, setting: Setting, place: str) -> list[str]:
-    figures = [
-        f"{prefix}{figure}"
+    metrics = [
+        f"{prefix}{metric}"
         for prefix in CURVATURE.values()
-        for figure in ("loss", "squared_gradient_norm", "top_eigenvalue")
+        for metric in ("loss", "squared_gradient_norm", "top_eigenvalue")
     ]
     of_seeds = runs.cells.get(setting, {}).values()
-    values = [[run.logged_flatness(figure, place) for run in of_seeds] for figure in figures]
-    return [_three_digits(v for v in of_figure if v is not None) for of_figure in values]
+    values = [[run.logged_flatness(metric, place) for run in of_seeds] for metric in metrics]
+    return [_three_digits(v for v in of_metric if v is not None) for of_metric in values]
 
 
 def _three_digits(values: Iterable[float]) -> str:

@@ -29,7 +29,7 @@ def paper_header(runs: Collection) -> str:
 
 
 def beside_paper(runs: Collection, table: Table) -> Table:
-    """The table; without its last group of columns, the paper's, where these would stand beside figures of other data."""
+    """The table; without its last group of columns, the paper's, where these would stand beside numbers of other data."""
     if identity.is_of_its_data(runs.reference.config):
         return table
     width = table.groups[-1][1]
@@ -75,7 +75,7 @@ def found(runs: Collection) -> list[Setting]:
     return [s for s in order if s in runs.cells] + rest
 
 
-def neighbours(runs: Collection) -> list[Setting]:
+def related_methods(runs: Collection) -> list[Setting]:
     """MiB with something else for flatness, and PLOP, as far as they ran."""
     return [s for s in found(runs) if (s.beside and s.phase == "descent") or s.method == "plop"]
 

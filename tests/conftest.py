@@ -38,7 +38,7 @@ def mostly_slow(values: Iterable[Any], fast: Container[Any]) -> list[Any]:
 
 @pytest.fixture(scope="session")
 def shared() -> Path:
-    """Real pictures, lists and weights, where somebody has them."""
+    """Real images, lists and weights, where somebody has them."""
     place = os.environ.get("ALTERSGD_SHARED")
     if not place:
         pytest.skip("ALTERSGD_SHARED does not point to the shared data and weights")
@@ -48,13 +48,13 @@ def shared() -> Path:
 def write_voc(
     root: Path, train: list[list[int]], val: list[list[int]], size: int = 32, seed: int = 0
 ) -> Path:
-    """A data set in VOC's layout: each picture shows a square of every listed class, in a colour of its own."""
+    """A data set in VOC's layout: each image shows a square of every listed class, in a colour of its own."""
     rng = np.random.default_rng(seed)
     for folder in ("JPEGImages", "SegmentationClassAug", "ImageSets/Segmentation"):
         (root / folder).mkdir(parents=True, exist_ok=True)
-    for split, pictures in {"train_aug": train, "val": val}.items():
+    for split, images in {"train_aug": train, "val": val}.items():
         names = []
-        for number, classes in enumerate(pictures):
+        for number, classes in enumerate(images):
             image = rng.integers(0, 80, (size, size, 3), dtype=np.uint8)
             mask = np.zeros((size, size), dtype=np.uint8)
             for c in classes:
@@ -76,7 +76,7 @@ def write_voc(
 
 @pytest.fixture(scope="session")
 def toy_voc(tmp_path_factory) -> Path:
-    """Three classes; the steps [[1, 2], [3]] have 8 and 4 pictures."""
+    """Three classes; the steps [[1, 2], [3]] have 8 and 4 images."""
     train = [[1], [2], [1, 2], [2], [1], [2], [1, 2], [1], [3], [3, 1], [3], [3, 2]]
     return write_voc(tmp_path_factory.mktemp("toy_voc"), train, [[1, 2], [3], [2, 3], [1], [3, 1]])
 

@@ -173,7 +173,7 @@ def test_a_run_with_ewf_is_told_apart_from_one_without():
 
 
 def test_a_config_from_before_the_key_means_none(toy_arguments, toy_run, capsys):
-    """Its folder goes on without a difference."""
+    """Its folder resumes without a difference."""
     options = ("method.name=mib", *SHORT)
     run = toy_run(*options)
     config = yaml_core.parse((run / "config.yaml").read_text())

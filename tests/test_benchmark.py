@@ -1,4 +1,4 @@
-"""scripts.benchmark: that its instruments are right, and that every part runs. The figures are for quiet machines."""
+"""scripts.benchmark: that its instruments are right, and that every part runs. The measurements are for quiet machines."""
 
 import json
 import time
@@ -20,10 +20,10 @@ from metrics.confusion import ConfusionMatrix
 from models.norm import ABN
 from scripts import benchmark
 from scripts.benchmarks import PARTS, evaluation, head, inputs, losses, measure, memory, training
-from scripts.benchmarks.measure import Figure, Options, Samples, Target
-from study.experiments import NEIGHBOURS
+from scripts.benchmarks.measure import Measurement, Options, Samples, Target
+from study.experiments import RELATED_METHODS
 
-FIGURES = {  # rows of each part with --quick
+MEASUREMENTS = {  # rows of each part with --quick
     "iteration": 2,
     "alternation": 2,
     "updates": 7,
@@ -42,8 +42,8 @@ SLOW = ("losses", "start-up", "scaling", "alternation", "updates", "evaluation",
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    """A data set for the parts that read pictures."""
+def images(tmp_path_factory):
+    """A data set for the parts that read images."""
     root = tmp_path_factory.mktemp("benchmark") / "shapes"
     shapes.generate(root, train=24, val=20, size=96, progress=False)
     return root
@@ -65,10 +65,10 @@ def test_variants_take_turns_after_the_warm_ups():
 
 def test_a_ratio_is_the_median_of_neighbours_with_their_range():
     samples: Samples = {"a": [2.0, 30.0, 2.2], "b": [1.0, 10.0, 1.0], "c": [0.0] * 3}
-    figure = measure.ratio("a / b", samples, "a", "b", Target(high=2.5))
-    assert (figure.value, figure.low, figure.high) == (2.2, 2.0, 3.0)
-    assert figure.raw == {"a": samples["a"], "b": samples["b"]}
-    assert figure.met == "yes" and figure.measured == "2.2 x (2 - 3)"
+    measurement = measure.ratio("a / b", samples, "a", "b", Target(high=2.5))
+    assert (measurement.value, measurement.low, measurement.high) == (2.2, 2.0, 3.0)
+    assert measurement.raw == {"a": samples["a"], "b": samples["b"]}
+    assert measurement.met == "yes" and measurement.measured == "2.2 x (2 - 3)"
 
 
 @pytest.mark.parametrize(
@@ -81,8 +81,11 @@ def test_a_ratio_is_the_median_of_neighbours_with_their_range():
 )
 def test_targets(target, text, inside, outside):
     assert str(target) == text
-    assert Figure("", inside, target=target).met == "yes" and Figure("", outside, target=target).met == "NO"
-    assert Figure("", inside).met == "-" and Figure("", target=target, note="no data").met == "-"
+    assert (
+        Measurement("", inside, target=target).met == "yes"
+        and Measurement("", outside, target=target).met == "NO"
+    )
+    assert Measurement("", inside).met == "-" and Measurement("", target=target, note="no data").met == "-"
 
 
 def test_timed_measures_seconds():
@@ -142,25 +145,25 @@ def test_the_head_is_measured_against_the_same_gradient():
     torch.testing.assert_close(now / before.abs().max(), before / before.abs().max(), rtol=0, atol=1e-6)
 
 
-def test_the_pipeline_over_pil_gives_the_pictures_of_ours(pictures):
-    dataset, crop = load_dataset("voc", pictures), 48
+def test_the_pipeline_over_pil_gives_the_images_of_ours(images):
+    dataset, crop = load_dataset("voc", images), 48
     table = train_table(inputs.STEP, "disjoint", "background")
     ours = StepDataset(dataset.train, table, train_transform(crop))
     draws = inputs.crops_of(ours)
     assert {draw.flipped for draw in draws} == {True, False}
-    for position, (picture, draw) in enumerate(zip(dataset.train, draws, strict=True)):
+    for position, (sample, draw) in enumerate(zip(dataset.train, draws, strict=True)):
         image, labels = ours[0, position]
-        pil_image, pil_labels = inputs.pil_example(picture, draw, crop, table)
+        pil_image, pil_labels = inputs.pil_example(sample, draw, crop, table)
         assert (pil_labels != labels).float().mean() < 0.01  # PIL rounds the places of samples in its own way
         assert (normalise(image[None])[0] - pil_image).abs().mean() < 0.02
 
 
 @pytest.mark.parametrize("make", [evaluation.random_labels, evaluation.regions])
-def test_the_counts_by_picture_are_the_confusion_matrix(make):
+def test_the_counts_by_image_are_the_confusion_matrix(make):
     truth, guess = make(3, 64, 32)
     matrix = ConfusionMatrix(evaluation.NUM_CLASSES)
     matrix.update(truth, guess)
-    assert torch.equal(matrix.counts, torch.from_numpy(evaluation.counts_by_picture(truth, guess)))
+    assert torch.equal(matrix.counts, torch.from_numpy(evaluation.counts_by_image(truth, guess)))
 
 
 def test_plain_norms_replace_every_norm_and_keep_more():
@@ -219,51 +222,53 @@ def test_an_iteration_evaluates_as_often_as_its_update_rule(update, passes, tmp_
 
 
 @pytest.mark.slow
-def test_the_report_finds_the_time_of_every_neighbour():
+def test_the_report_finds_the_time_of_every_related_method():
     """By the names that runs of the shipped overlays have."""
     mib = "configs/methods/mib.yaml"
-    arguments = [[mib, f"configs/{overlay}.yaml"] for overlay in NEIGHBOURS] + [["configs/methods/plop.yaml"]]
+    arguments = [[mib, f"configs/{overlay}.yaml"] for overlay in RELATED_METHODS] + [
+        ["configs/methods/plop.yaml"]
+    ]
     names = {short_name(read_config(overlays).model_dump()) for overlays in arguments}
-    measured = {figure.what for figure in training.updates(Options(quick=True, repeats=1))}
+    measured = {measurement.what for measurement in training.updates(Options(quick=True, repeats=1))}
     assert measured == {f"{name} / plain mib" for name in names} and len(names) == 7
 
 
-def test_times_of_different_batches_are_compared_by_the_picture(monkeypatch):
+def test_times_of_different_batches_are_compared_by_the_image(monkeypatch):
     trainee = SimpleNamespace(iterate=lambda: None, batch=(torch.zeros(8, 3, 2, 2), None))
     monkeypatch.setattr(training, "timed", lambda action: lambda: 4.0)
-    assert training.per_picture(trainee)() == 0.5
+    assert training.per_image(trainee)() == 0.5
 
 
 # ----------------------------------------------------------------------------------------------------------- the tool
 
 
 def test_every_part_is_known_here():
-    assert list(FIGURES) == list(PARTS)
+    assert list(MEASUREMENTS) == list(PARTS)
 
 
 @pytest.mark.parametrize(
     "part", [pytest.param(part, marks=[pytest.mark.slow] if part in SLOW else []) for part in PARTS]
 )
-def test_every_part_runs(part, pictures, tmp_path, capsys):
+def test_every_part_runs(part, images, tmp_path, capsys):
     file = tmp_path / "figures.json"
     arguments = [part, "--quick", "--repeats", "1", "--json", str(file)]
-    assert benchmark.main([*arguments, "--voc192", str(pictures), "--fullres", str(pictures)]) == 0
+    assert benchmark.main([*arguments, "--voc192", str(images), "--fullres", str(images)]) == 0
     header, _, *rows = capsys.readouterr().out.splitlines()
     assert header.split() == ["part", "what", "measured", "target", "met?"]
-    assert len(rows) == FIGURES[part] and all(row.startswith(part) for row in rows)
+    assert len(rows) == MEASUREMENTS[part] and all(row.startswith(part) for row in rows)
     entry = json.loads(file.read_text())[part]
     assert entry["command"].startswith(f"python -m scripts.benchmark {part} --quick") and entry["quick"]
     assert entry["torch"] == torch.__version__ and entry["cpu"] and entry["threads"] and entry["date"]
-    assert len(entry["figures"]) == FIGURES[part]
-    for figure in entry["figures"]:
-        if figure["note"]:
-            assert figure["value"] is None
+    assert len(entry["figures"]) == MEASUREMENTS[part]
+    for measurement in entry["figures"]:
+        if measurement["note"]:
+            assert measurement["value"] is None
         else:
-            assert figure["value"] > 0 and figure["raw"]
-            assert all(s > 0 for samples in figure["raw"].values() for s in samples)
+            assert measurement["value"] > 0 and measurement["raw"]
+            assert all(s > 0 for samples in measurement["raw"].values() for s in samples)
 
 
-def test_figures_are_merged_by_part(tmp_path, capsys, monkeypatch):
+def test_measurements_are_merged_by_part(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(memory, "synchronised_bytes", lambda *_: 1.0)  # without its two processes
     file = tmp_path / "new" / "figures.json"
     for part in ("labels", "memory", "labels"):
@@ -272,7 +277,7 @@ def test_figures_are_merged_by_part(tmp_path, capsys, monkeypatch):
 
 
 @pytest.mark.parametrize(("part", "option"), [("loading", "--fullres"), ("index", "--voc192")])
-def test_a_part_without_its_pictures_is_skipped_and_says_why(part, option, tmp_path, capsys):
+def test_a_part_without_its_images_is_skipped_and_says_why(part, option, tmp_path, capsys):
     file = tmp_path / "figures.json"
     assert benchmark.main([part, "labels", "--quick", "--json", str(file)]) == 0
     _, _, skipped, measured = capsys.readouterr().out.splitlines()
@@ -307,7 +312,7 @@ def test_options_know_how_often():
     assert Options(quick=True, repeats=5).times(7) == 5
 
 
-def test_the_documents_show_the_committed_figures(capsys):
+def test_the_documents_show_the_committed_measurements(capsys):
     root = Path(benchmark.__file__).parent.parent
     assert benchmark.main(["--show", str(root / "results/benchmark.json")]) == 0
     text = (root / "docs/performance.md").read_text(encoding="utf-8")

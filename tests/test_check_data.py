@@ -43,8 +43,8 @@ def test_a_small_copy_is_usable_but_differs(voc, capsys):
     out = capsys.readouterr().out
     assert rows(out)["train_aug"] == ["10,582", "4", "0", "0"]
     assert rows(out)["val"] == ["1,449", "2", "0", "0"]
-    assert "train_aug has 4 pictures, the official one 10,582" in out
-    assert "no picture of val shows bicycle, bird, boat" in out
+    assert "train_aug has 4 images, the official one 10,582" in out
+    assert "no image of val shows bicycle, bird, boat" in out
     assert " 16 pottedplant   6.25%      1 /   487" in out
     assert (
         "15-1    disjoint        2      1      0      0      0      1\n" in out
@@ -54,7 +54,7 @@ def test_a_small_copy_is_usable_but_differs(voc, capsys):
 
 @pytest.fixture
 def whole_voc(tmp_path, monkeypatch) -> Path:
-    """One picture per class in each list, declared to be the official data set."""
+    """One image per class in each list, declared to be the official data set."""
     root = write_voc(tmp_path / "whole", *([[c] for c in range(1, 21)] for _ in range(2)), size=8)
     monkeypatch.setitem(official.LISTS, "voc", {"train_aug": 20, "val": 20})
     for name in ("train_aug", "val"):
@@ -85,13 +85,13 @@ def test_official_names_with_other_masks(whole_voc, capsys):
     assert "published:" not in capsys.readouterr().out
 
 
-def test_as_many_pictures_but_others(whole_voc, capsys):
+def test_as_many_images_but_others(whole_voc, capsys):
     names = [f"val_{i:03d}" for i in range(19)] + ["train_aug_019"]
     (whole_voc / "ImageSets/Segmentation/val.txt").write_text("\n".join(names))
     assert main([str(whole_voc)]) == DIFFERENT
     out = capsys.readouterr().out
-    assert "val has as many pictures as the official one, but others" in out
-    assert "1 pictures are in train_aug and in val" in out
+    assert "val has as many images as the official one, but others" in out
+    assert "1 images are in train_aug and in val" in out
 
 
 def test_all_that_is_missing_or_broken_is_reported(voc, tmp_path, capsys):
@@ -104,7 +104,7 @@ def test_all_that_is_missing_or_broken_is_reported(voc, tmp_path, capsys):
     assert rows(out)["val"] == ["1,449", "2", "1", "0"]
     problems = (tmp_path / "problems.txt").read_text().splitlines()
     assert len(problems) == 3 and all(problem in out for problem in problems)
-    assert "train_aug_000 lacks its picture" in problems[0] and "cannot be read" in problems[1]
+    assert "train_aug_000 lacks its image" in problems[0] and "cannot be read" in problems[1]
     assert "training refuses" in out
 
 
@@ -117,7 +117,7 @@ def test_many_problems_fit_the_screen(voc, tmp_path, capsys):
     assert len((tmp_path / "all.txt").read_text().splitlines()) == 100
 
 
-def test_only_full_finds_damage_in_the_middle_of_a_picture(tmp_path, capsys):
+def test_only_full_finds_damage_in_the_middle_of_an_image(tmp_path, capsys):
     root = make_folder(tmp_path)
     path = root / "images/a.png"
     noise = np.random.default_rng(0).integers(0, 255, (8, 8, 3), dtype=np.uint8)
@@ -147,7 +147,7 @@ def test_own_data(tmp_path, capsys):
     assert "folder, 2 classes, trains on train" in out and out.endswith("complete\n")
     (root / "classes.txt").write_text("cat\ndog\nhen\n")
     assert main([str(root), "--dataset", "folder"]) == DIFFERENT
-    assert "no picture of train shows hen" in capsys.readouterr().out
+    assert "no image of train shows hen" in capsys.readouterr().out
     (root / "classes.txt").write_text("cat\n")  # the label 2 is no class any more
     assert main([str(root)]) == DIFFERENT
     assert "holds the label 2" in capsys.readouterr().out
@@ -165,19 +165,19 @@ def test_ade(tmp_path, capsys):
     out = capsys.readouterr().out
     assert rows(out)["train"] == ["20,210", "2", "1", "0"] and rows(out)["val"] == ["2,000", "1", "0", "0"]
     assert "x2.jpg: has no mask" in out and "101 poster" in out and "100.00%      1" in out
-    assert "100-50  disjoint        0      1\n" in out and "pictures are in train and in val" not in out
+    assert "100-50  disjoint        0      1\n" in out and "images are in train and in val" not in out
 
 
 @pytest.mark.parametrize(
     ("damage", "said"),
     [
         (lambda root: (root / "val.txt").write_text(""), "val.txt: the file is empty"),
-        (lambda root: (root / "train.txt").write_text("x\ny\n"), "y lacks its picture"),
+        (lambda root: (root / "train.txt").write_text("x\ny\n"), "y lacks its image"),
         (lambda root: (root / "classes.txt").write_text("cat\ncat\n"), "'cat' is named twice"),
         (lambda root: (root / "train.txt").unlink(), "lacks train.txt"),
         (
             lambda root: [path.write_bytes(b"") for path in (root / "masks").iterdir()],
-            "train and val: no picture",
+            "train and val: no image",
         ),
     ],
 )
@@ -224,7 +224,7 @@ def test_official_numbers_are_those_of_the_official_lists(shared):
         assert official.is_official("voc", name, content) and official.LISTS["voc"][name] == len(content)
     classes = {name: [frozenset(row) for row in content.values()] for name, content in lists.items()}
     counts = Counter(class_id for row in classes["train_aug"] for class_id in row)
-    assert official.PICTURES_PER_CLASS["voc", "train_aug"] == tuple(counts[i] for i in range(1, 21))
+    assert official.IMAGES_PER_CLASS["voc", "train_aug"] == tuple(counts[i] for i in range(1, 21))
     for (dataset, name, protocol, mode), sizes in official.STEP_SIZES.items():
         steps = protocol_steps(dataset, protocol)
         if mode == "test":

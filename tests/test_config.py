@@ -106,7 +106,7 @@ def test_halves_last_an_iteration_an_epoch_or_a_number_of_iterations(every, over
 def test_the_cpu_recipe_has_an_earlier_name_that_is_what_it_was():
     recipe, earlier = FOLDER / "recipes/cpu.yaml", load_config([CPU_RECIPE])
     assert load_config([FOLDER / "voc/15-1.yaml", recipe], ["data.mode=disjoint"]) == earlier
-    # As it stood before the recipe had a file of its own: runs of that time go on.
+    # As it stood before the recipe had a file of its own: runs of that time resume.
     assert config_differences(load_config([]).model_dump(), earlier.model_dump(), ()) == [
         "data.crop: 512 -> 128",
         "data.evaluate_size: 512 -> 144",

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import data
-from data import DataError, Picture, load_dataset
+from data import DataError, Sample, load_dataset
 from data.ade import CLASS_NAMES as ADE_NAMES
 from data.dataset import read_list
 from data.folder import read_class_names
@@ -24,8 +24,8 @@ from scripts.convert_masks import main as convert_masks
 SHARED = os.environ.get("ALTERSGD_SHARED")
 
 
-def write_picture(image: Path, mask: Path, labels, size=(8, 6)) -> None:
-    """A grey picture, and a mask whose rows take the labels in turn."""
+def write_image(image: Path, mask: Path, labels, size=(8, 6)) -> None:
+    """A grey image, and a mask whose rows take the labels in turn."""
     for path in (image, mask):
         path.parent.mkdir(parents=True, exist_ok=True)
     Image.new("RGB", size, (120, 90, 60)).save(image, quality=90)
@@ -34,10 +34,10 @@ def write_picture(image: Path, mask: Path, labels, size=(8, 6)) -> None:
 
 
 def make_voc(base: Path, masks="SegmentationClassAug", lists="ImageSets/Segmentation", pairs=False) -> Path:
-    """Training pictures a (1, void), b (1, 2), c (3); in val only v (2)."""
+    """Training images a (1, void), b (1, 2), c (3); in val only v (2)."""
     contents = {"c": [0, 3], "a": [0, 1, 255], "b": [1, 2], "v": [0, 2]}
     for name, labels in contents.items():
-        write_picture(base / f"JPEGImages/{name}.jpg", base / f"{masks}/{name}.png", labels)
+        write_image(base / f"JPEGImages/{name}.jpg", base / f"{masks}/{name}.png", labels)
     (base / lists).mkdir(parents=True)
     for split, names in {"train_aug": "cab", "train": "a", "val": "v"}.items():
         lines = [f"/JPEGImages/{n}.jpg /{masks}/{n}.png" if pairs else n for n in names]
@@ -47,15 +47,15 @@ def make_voc(base: Path, masks="SegmentationClassAug", lists="ImageSets/Segmenta
 
 def make_folder(base: Path, classes="cat\ndog\n") -> Path:
     for name, labels in {"1": [0, 1], "sub/2": [2], "3": [1, 2]}.items():
-        write_picture(base / f"images/{name}.png", base / f"masks/{name}.png", labels)
+        write_image(base / f"images/{name}.png", base / f"masks/{name}.png", labels)
     (base / "classes.txt").write_text(classes)
     (base / "train.txt").write_text("1\nsub/2.png\n")
     (base / "val.txt").write_text("3\n")
     return base
 
 
-def names(pictures):
-    return [picture.name for picture in pictures]
+def names(samples):
+    return [sample.name for sample in samples]
 
 
 # --- layouts ---------------------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ def test_voc_layouts(tmp_path, place, options):
     base = make_voc(tmp_path / place, **options)
     dataset = load_dataset("voc", tmp_path)
     assert names(dataset.train) == ["a", "b", "c"]  # ascending, whatever the list's order
-    assert dataset.train[0] == Picture("a", base / "JPEGImages/a.jpg", base / "SegmentationClassAug/a.png")
+    assert dataset.train[0] == Sample("a", base / "JPEGImages/a.jpg", base / "SegmentationClassAug/a.png")
     assert names(dataset.test) == ["v"]
     assert dataset.class_names[15] == "person" and dataset.num_classes == 21
     assert not dataset.notices
@@ -85,7 +85,7 @@ def test_voc_without_augmented_masks_says_so(tmp_path):
     make_voc(tmp_path, masks="SegmentationClass")
     dataset = load_dataset("voc", tmp_path)
     assert names(dataset.train) == ["a"]
-    assert "10,582" in dataset.notices[0] and "1 pictures of train" in dataset.notices[0]
+    assert "10,582" in dataset.notices[0] and "1 images of train" in dataset.notices[0]
     with pytest.raises(DataError, match=r"data\.train_list=train"):
         load_dataset("voc", tmp_path, "train_aug")
 
@@ -107,7 +107,7 @@ def test_ade(tmp_path):
     base = tmp_path / "ADEChallengeData2016"
     for split in ("training", "validation"):
         for name in ("x2", "x1"):
-            write_picture(
+            write_image(
                 base / f"images/{split}/{name}.jpg", base / f"annotations/{split}/{name}.png", [0, 150]
             )
     dataset = load_dataset("ade", tmp_path)
@@ -125,8 +125,8 @@ def test_own_folder(tmp_path):
     dataset = load_dataset("folder", tmp_path)
     assert dataset.class_names == ("background", "cat", "dog")
     assert dataset.train == [
-        Picture("1", base / "images/1.png", base / "masks/1.png"),
-        Picture("sub/2", base / "images/sub/2.png", base / "masks/sub/2.png"),
+        Sample("1", base / "images/1.png", base / "masks/1.png"),
+        Sample("sub/2", base / "images/sub/2.png", base / "masks/sub/2.png"),
     ]
     assert build_index("folder", dataset.train, 3, cache=tmp_path / "cache") == [{1}, {2}]
 
@@ -190,10 +190,10 @@ def test_missing_list(tmp_path):
         (b"a\nb\na\n", r"line 3: a is listed twice"),
         (b"a\n./a\n", r"line 2: \./a is listed twice"),
         (b"a\n/JPEGImages/a.jpg /SegmentationClassAug/a.png", "line 2: a is listed twice"),
-        (b"a\nzz\n", r"line 2: zz lacks its picture .*JPEGImages\) and its mask .*SegmentationClassAug\)"),
+        (b"a\nzz\n", r"line 2: zz lacks its image .*JPEGImages\) and its mask .*SegmentationClassAug\)"),
         (b"../../etc/passwd", "leaves the data root"),
         (b"/JPEGImages/../../a.jpg /SegmentationClassAug/a.png", "leaves the data root"),
-        (b"/etc/passwd /etc/passwd", "lacks its picture"),
+        (b"/etc/passwd /etc/passwd", "lacks its image"),
         (b"a b c", "line 1: write one name"),
         (b"a\n\nb", "line 2: write one name"),
         (b"\xff\xfe\x00", "cannot be read as text"),
@@ -230,9 +230,9 @@ def test_index(voc, tmp_path):
 @pytest.mark.slow
 def test_index_by_processes_is_the_same(tmp_path):
     for i in range(4):
-        write_picture(tmp_path / f"{i}.jpg", tmp_path / f"{i}.png", [0, i])
-    pictures = [Picture(str(i), tmp_path / f"{i % 4}.jpg", tmp_path / f"{i % 4}.png") for i in range(600)]
-    here, there = (build_index("x", pictures, 4, cache=tmp_path / f"cache{w}", workers=w) for w in (0, 2))
+        write_image(tmp_path / f"{i}.jpg", tmp_path / f"{i}.png", [0, i])
+    samples = [Sample(str(i), tmp_path / f"{i % 4}.jpg", tmp_path / f"{i % 4}.png") for i in range(600)]
+    here, there = (build_index("x", samples, 4, cache=tmp_path / f"cache{w}", workers=w) for w in (0, 2))
     assert here == there == [{i % 4} - {0} for i in range(600)]
 
 
@@ -263,7 +263,7 @@ def test_cache_with_a_wrong_content_is_made_again(voc, tmp_path, classes):
 
 def test_changed_data_is_noticed(voc, tmp_path):
     build_index("voc", voc.train, 21, cache=tmp_path / "cache")
-    write_picture(voc.train[0].image, voc.train[0].mask, [7])
+    write_image(voc.train[0].image, voc.train[0].mask, [7])
     os.utime(voc.train[0].mask, ns=(1, 1))
     assert build_index("voc", voc.train, 21, cache=tmp_path / "cache")[0] == {7}
     voc.train[0].image.unlink()
@@ -285,7 +285,7 @@ def cut(path: Path, keep: float = 0.5) -> None:
 def test_every_problem_is_reported_at_once(voc, tmp_path):
     a, b, c = voc.train
     cut(a.mask)
-    write_picture(b.image, b.mask, [21, 30, 255])
+    write_image(b.image, b.mask, [21, 30, 255])
     cut(c.image, 0.9)
     with pytest.raises(DataError) as caught:
         build_index("voc", voc.train, 21, cache=tmp_path / "cache")
@@ -298,19 +298,19 @@ def test_every_problem_is_reported_at_once(voc, tmp_path):
 
 
 def test_ten_problems_are_shown(tmp_path):
-    pictures = []
+    samples = []
     for i in range(13):
-        pictures.append(Picture(str(i), tmp_path / f"{i}.jpg", tmp_path / f"{i}.png"))
-        write_picture(pictures[i].image, pictures[i].mask, [9])
+        samples.append(Sample(str(i), tmp_path / f"{i}.jpg", tmp_path / f"{i}.png"))
+        write_image(samples[i].image, samples[i].mask, [9])
     with pytest.raises(DataError) as caught:
-        build_index("x", pictures, 9, cache=tmp_path / "cache")
+        build_index("x", samples, 9, cache=tmp_path / "cache")
     assert str(caught.value).count(".png: holds the label 9") == 10
     assert "... and 3 more" in str(caught.value)
 
 
 def test_sizes_must_agree(voc, tmp_path):
     Image.new("RGB", (9, 6)).save(voc.train[0].image)
-    with pytest.raises(DataError, match="is 8 x 6 but its picture 9 x 6"):
+    with pytest.raises(DataError, match="is 8 x 6 but its image 9 x 6"):
         build_index("voc", voc.train, 21, cache=tmp_path / "cache")
 
 
@@ -332,7 +332,7 @@ def test_masks_of_other_depths(tmp_path):
         read_mask(tmp_path / "deeper.png")
 
 
-def test_pictures_of_every_kind_become_rgb(tmp_path):
+def test_images_of_every_kind_become_rgb(tmp_path):
     for mode in ("L", "RGBA", "P", "CMYK"):
         path = tmp_path / ("x.jpg" if mode == "CMYK" else "x.png")
         Image.new(mode, (4, 3)).save(path)
@@ -351,9 +351,9 @@ DAMAGE = st.tuples(
 @FUZZ
 @given(damage=DAMAGE, kind=st.sampled_from(["image", "mask"]))
 def test_damaged_files_are_read_or_refused(tmp_path, damage, kind):
-    picture = Picture("p", tmp_path / "p.jpg", tmp_path / "p.png")
-    write_picture(picture.image, picture.mask, [0, 1, 2], size=(40, 30))
-    path = getattr(picture, kind)
+    sample = Sample("p", tmp_path / "p.jpg", tmp_path / "p.png")
+    write_image(sample.image, sample.mask, [0, 1, 2], size=(40, 30))
+    path = getattr(sample, kind)
     keep, changes = damage
     content = bytearray(path.read_bytes())
     for position, replacement in changes:
@@ -362,9 +362,9 @@ def test_damaged_files_are_read_or_refused(tmp_path, damage, kind):
     path.write_bytes(content[: round(keep * len(content))])
     shutil.rmtree(tmp_path / "cache", ignore_errors=True)
     for read in (
-        lambda: build_index("x", [picture], 3, cache=tmp_path / "cache"),
-        lambda: read_image(picture.image),
-        lambda: read_mask(picture.mask),
+        lambda: build_index("x", [sample], 3, cache=tmp_path / "cache"),
+        lambda: read_image(sample.image),
+        lambda: read_mask(sample.mask),
     ):
         try:
             read()
@@ -379,9 +379,9 @@ def test_any_list_is_read_or_refused(tmp_path, text):
     if not base.exists():
         make_voc(base)
     (tmp_path / "list.txt").write_bytes(text)
-    pictures, problems = read_list(tmp_path / "list.txt", base, ["JPEGImages"], ["SegmentationClassAug"])
-    assert pictures or problems
-    assert all(base in path.resolve().parents for p in pictures for path in (p.image, p.mask))
+    samples, problems = read_list(tmp_path / "list.txt", base, ["JPEGImages"], ["SegmentationClassAug"])
+    assert samples or problems
+    assert all(base in path.resolve().parents for p in samples for path in (p.image, p.mask))
 
 
 # --- colour masks ----------------------------------------------------------------------------------------------------
@@ -520,6 +520,6 @@ def test_real_masks(tmp_path):
     train, test = index[: len(dataset.train)], index[len(dataset.train) :]
     steps = protocol_steps("voc", "15-1")
     assert [len(select_train(train, step, "disjoint")) for step in steps] == [8437, 378, 299, 420, 500, 548]
-    # 9,568 pictures show a class of step 0 at full size; one person was lost when 2008_004770 was made small
+    # 9,568 images show a class of step 0 at full size; one person was lost when 2008_004770 was made small
     assert [len(select_train(train, step, "overlapped")) for step in steps] == [9567, 487, 299, 491, 500, 548]
     assert [len(select_test(test, step)) for step in steps] == [1240, 1277, 1329, 1353, 1421, 1449]

@@ -65,7 +65,7 @@ def test_two_ranks_end_with_the_weights_of_one_process(method, accumulate, phase
         f"method.strength={'null' if method == 'plop' else 10}",  # PLOP's is 0.01; 10 magnifies rounding
     )
     for world, name in ((1, "one"), (2, "two")):
-        # In one process the synchronised norm sees micro-batches of 4 / accumulate pictures, so cut alike for two.
+        # In one process the synchronised norm sees micro-batches of 4 / accumulate images, so cut alike for two.
         arguments = toy_arguments(*options, name=name)
         multiprocessing.spawn(train_rank, (world, free_port(), arguments), nprocs=world)
     for step in (0, 1):

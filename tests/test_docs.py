@@ -158,7 +158,7 @@ def check_command(words: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
 def check_training(arguments: list[str], ranks: int = 1) -> None:
     batch = read_config(arguments).train
     assert batch.batch_size % (ranks * batch.accumulate) == 0, (
-        f"{batch.batch_size} pictures cannot be shared out among {ranks} ranks"
+        f"{batch.batch_size} images cannot be shared out among {ranks} ranks"
     )
 
 

@@ -35,7 +35,7 @@ class Server:
     def __init__(self):
         self.files: dict[str, bytes] = {}
         self.cut: list[int] = []
-        self.ranges = True  # whether it can go on in the middle
+        self.ranges = True  # whether it can resume in the middle
         self.requests: list[tuple[str, str | None]] = []  # file, Range header
         server = self
 
@@ -125,7 +125,7 @@ def md5(content: bytes) -> str:
 
 
 def voc_files() -> dict[str, bytes]:
-    """Pictures a, b (train), v (val) with masks; c and d only as pictures."""
+    """Images a, b (train), v (val) with masks; c and d only as images."""
     base = "VOCdevkit/VOC2012"
     files = {f"{base}/JPEGImages/{name}.jpg": encode(Image.new("RGB", (4, 3)), "JPEG") for name in "abcdv"}
     files |= {f"{base}/SegmentationClass/{name}.png": png(np.full((3, 4), 1)) for name in "abv"}
@@ -179,7 +179,7 @@ def test_a_cut_transfer_goes_on_where_it_was_cut(download, voc_tar, tmp_path, se
 def test_the_next_start_goes_on_where_the_last_one_gave_up(download, voc_tar, tmp_path, server):
     server.cut = [100] * 5
     done = download("download_voc.sh", "--without-sbd", VOC_MD5=md5(voc_tar))
-    assert done.returncode == 1 and "goes on from there" in done.stderr
+    assert done.returncode == 1 and "resumes from there" in done.stderr
     assert data_folder(tmp_path) == {f"{VOC_TAR}.part"}
     assert download("download_voc.sh", "--without-sbd", VOC_MD5=md5(voc_tar)).returncode == 0
     assert server.requests[-1] == (VOC_TAR, "bytes=500-")
@@ -262,7 +262,7 @@ def test_ade(download, ade_zip, tmp_path, server):
     server.cut = [700]
     done = download("download_ade.sh", real_check=True)
     assert done.returncode == 1, done.stderr
-    assert "train has 2 pictures, the official one 20,210" in done.stdout
+    assert "train has 2 images, the official one 20,210" in done.stdout
     assert server.requests == [(ADE_ZIP, None), (ADE_ZIP, "bytes=700-")]
     assert data_folder(tmp_path) == {ADE_ZIP, "ADEChallengeData2016"}
 
@@ -309,7 +309,7 @@ def test_merge_sbd(tmp_path):
     with Image.open(voc / "SegmentationClassAug/c.png") as mask:
         assert mask.getpalette() == voc_palette().ravel().tolist()
     dataset = load_dataset("voc", voc, "train_aug")
-    assert [picture.name for picture in dataset.train] == ["a", "b", "c", "d"]
+    assert [image.name for image in dataset.train] == ["a", "b", "c", "d"]
     with pytest.raises(DataError, match="is there already"):
         merge_sbd.merge(voc, sbd, lambda path: pytest.fail("read again"))
 
@@ -364,10 +364,10 @@ def test_voc_with_sbd(download, voc_tar, tmp_path, server):
     checksums = {"VOC_MD5": md5(voc_tar), "SBD_MD5": md5(server.files[SBD_TGZ])}
     done = download("download_voc.sh", **checksums)
     assert done.returncode == 0, done.stderr
-    assert "train_aug has 4 pictures, officially 10,582" in done.stdout
+    assert "train_aug has 4 images, officially 10,582" in done.stdout
     assert not (tmp_path / "data/benchmark_RELEASE/dataset/img/a.jpg").exists()
     dataset = load_dataset("voc", tmp_path / "data", "train_aug")
-    assert [read_mask(picture.mask)[0, 0] for picture in dataset.train] == [1, 1, 8, 8]
+    assert [read_mask(image.mask)[0, 0] for image in dataset.train] == [1, 1, 8, 8]
     server.requests.clear()
     assert download("download_voc.sh", **checksums).returncode == 0
     assert not server.requests

@@ -151,8 +151,8 @@ def test_a_damaged_step_checkpoint_is_set_aside_and_trained_again(damage, toy_ar
 @pytest.fixture
 def own_voc(tmp_path) -> Path:
     """A copy of a data set that a test may spoil."""
-    train_pictures = [[1], [2], [1, 2], [2], [3], [3, 1], [3], [3, 2]]
-    return write_voc(tmp_path / "voc", train_pictures, [[1, 2], [3], [1]])
+    train_images = [[1], [2], [1, 2], [2], [3], [3, 1], [3], [3, 2]]
+    return write_voc(tmp_path / "voc", train_images, [[1, 2], [3], [1]])
 
 
 def test_an_image_of_other_content_and_equal_size_is_noticed(own_voc, toy_arguments, capsys):
@@ -165,7 +165,7 @@ def test_an_image_of_other_content_and_equal_size_is_noticed(own_voc, toy_argume
     image.save(path, comment=b"b")
     assert path.stat().st_size == size
     assert train.main(toy_arguments(f"data.root={own_voc}")) == 2
-    assert "begun with other train pictures" in capsys.readouterr().err
+    assert "begun with other train images" in capsys.readouterr().err
 
 
 def test_a_run_older_than_digests_of_the_content_goes_on_and_says_so_once(toy_run, toy_arguments, capsys):
@@ -177,7 +177,7 @@ def test_a_run_older_than_digests_of_the_content_goes_on_and_says_so_once(toy_ru
     said = []
     for _ in range(2):
         assert train.main(toy_arguments("method.name=mib")) == 0
-        said.append("was begun before the content of pictures was recorded" in capsys.readouterr().out)
+        said.append("was begun before the content of images was recorded" in capsys.readouterr().out)
     assert said == [True, False]
 
 
@@ -202,20 +202,20 @@ def test_a_data_set_that_changes_between_starts_is_noticed(own_voc, toy_argument
     lists.write_text("\n".join(names[:-1]) + "\n")
     assert train.main(toy_arguments(f"data.root={own_voc}")) == 2
     message = capsys.readouterr().err
-    assert "begun with other train pictures" in message and "run.force=true" in message
+    assert "begun with other train images" in message and "run.force=true" in message
     lists.write_text("\n".join(names) + "\n")
     moved = own_voc.rename(own_voc.with_name("elsewhere"))
     assert train.main(arguments) == 2
     assert "does not exist" in capsys.readouterr().err
-    assert train.main(toy_arguments(f"data.root={moved}")) == 0  # the same pictures at another place
+    assert train.main(toy_arguments(f"data.root={moved}")) == 0  # the same images at another place
 
 
-def test_a_picture_that_breaks_during_training_is_named(own_voc, toy_arguments, tmp_path, capsys):
+def test_an_image_that_breaks_during_training_is_named(own_voc, toy_arguments, tmp_path, capsys):
     original = StepDataset.__getitem__
     broken = own_voc / "JPEGImages/train_aug_001.jpg"
 
     def spoiling(self, item):
-        broken.write_bytes(b"\xff\xd8 no picture")
+        broken.write_bytes(b"\xff\xd8 no image")
         return original(self, item)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -231,7 +231,7 @@ def test_a_data_worker_that_dies_is_explained(toy_arguments, monkeypatch, capsys
     monkeypatch.setattr(StepDataset, "__getitem__", die)
     assert train.main(toy_arguments("data.workers=1")) == 1
     message = capsys.readouterr().err
-    assert "lower data.workers" in message and "goes on from the last checkpoint" in message
+    assert "lower data.workers" in message and "resumes from the last checkpoint" in message
 
 
 @pytest.mark.slow
@@ -283,7 +283,7 @@ def test_a_rank_that_dies_is_restarted_from_the_last_checkpoint(toy_arguments, t
         command = [*launch, *restarts, str(script), *toy_arguments(*options, name=name), str(note)]
         done = subprocess.run(command, cwd=ROOT, env=os.environ | SMALL, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
-    assert (tmp_path / "died").exists() and "going on with step 1 after iteration" in done.stdout
+    assert (tmp_path / "died").exists() and "resuming step 1 after iteration" in done.stdout
     assert same_bits(weights_of(tmp_path / "runs/whole"), weights_of(tmp_path / "runs/hurt"))
 
 

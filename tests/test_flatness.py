@@ -148,10 +148,10 @@ def test_logistic_regression():
 
 def test_the_size_of_the_batches_is_no_matter():
     loss, w, _, _, rows = logistic()
-    figures = []
+    metrics = []
     for size in (64, 16, 4):
         batches = rows.split(size)
-        figures.append(
+        metrics.append(
             [
                 flatness.mean_loss(loss, batches).item(),
                 flatness.gradient_norms(loss, batches, [w])[0],
@@ -160,8 +160,8 @@ def test_the_size_of_the_batches_is_no_matter():
                 flatness.sharpness(loss, batches, [w]),
             ]
         )
-    assert figures[1] == pytest.approx(figures[0], rel=1e-9)
-    assert figures[2] == pytest.approx(figures[0], rel=1e-9)
+    assert metrics[1] == pytest.approx(metrics[0], rel=1e-9)
+    assert metrics[2] == pytest.approx(metrics[0], rel=1e-9)
 
 
 # A network with ABN -----------------------------------------------------------------------------------------------------
@@ -180,7 +180,7 @@ class TinyNet(nn.Module):
 
 @pytest.fixture
 def tiny():
-    """The net, its loss and two batches of pictures and labels, in double precision."""
+    """The net, its loss and two batches of images and labels, in double precision."""
     torch.manual_seed(2)
     net = TinyNet().double()
     with torch.no_grad():
@@ -326,7 +326,7 @@ QUICK = ("--pictures", "2", "--batch", "2", "--top", "0", "--probes", "2")
 TRAIN = ("--norm-mode", "train", "--of", "seg")
 
 
-def figures(run: Path, *options: str) -> dict:
+def metrics(run: Path, *options: str) -> dict:
     path = run / "flatness.json"
     assert script.main([str(run), *QUICK, "--json", str(path), *options]) == 0
     return json.loads(path.read_text())
@@ -343,8 +343,8 @@ def set_norm(run: Path, norm: str) -> None:
 @pytest.mark.slow
 def test_the_script_reports_every_measure(toy_run, capsys):
     run = toy_run()
-    picture = run / "new" / "flatness.png"
-    result = figures(run, "--norm-mode", "both", "--top", "1", "--picture", str(picture))
+    drawing = run / "new" / "flatness.png"
+    result = metrics(run, "--norm-mode", "both", "--top", "1", "--picture", str(drawing))
     shown = capsys.readouterr().out
     for text in ("eval: l_seg", "train: l_seg + lambda R", "eigenvalue 1", "trace", "sharpness", "barrier"):
         assert text in shown
@@ -362,26 +362,26 @@ def test_the_script_reports_every_measure(toy_run, capsys):
         assert parts["line"]["seg"]["barrier"] >= 0
         # R is positive: a cross-entropy against the teacher.
         assert parts["objective"]["loss"] > parts["seg"]["loss"]
-    with Image.open(picture) as image:
+    with Image.open(drawing) as image:
         assert image.format == "PNG" and len(image.convert("RGB").getcolors(2**24)) > 10
 
 
 @pytest.mark.slow
 def test_the_same_seed_gives_the_same_numbers(toy_run):
     run = toy_run()
-    first = figures(run, "--seed", "3", *TRAIN)
-    assert figures(run, "--seed", "3", *TRAIN) == first
-    other = figures(run, "--seed", "4", *TRAIN)["modes"]["train"]["seg"]
+    first = metrics(run, "--seed", "3", *TRAIN)
+    assert metrics(run, "--seed", "3", *TRAIN) == first
+    other = metrics(run, "--seed", "4", *TRAIN)["modes"]["train"]["seg"]
     assert other != first["modes"]["train"]["seg"]
 
 
 @pytest.mark.slow
-def test_every_norm_gives_the_figures_of_abn(toy_run, capsys):
+def test_every_norm_gives_the_metrics_of_abn(toy_run, capsys):
     run = toy_run("method.name=mib", "model.norm=abn_lean")
     results = {}
     for norm in ("abn_lean", "abn", "iabn"):
         set_norm(run, norm)
-        results[norm] = figures(run)
+        results[norm] = metrics(run)
         assert results[norm].pop("norm") == {"trained": norm, "measured": "abn"}
         assert (f"trained with {norm}" in capsys.readouterr().out) == (norm != "abn")
     assert results["abn_lean"] == results["abn"] == results["iabn"]
@@ -401,8 +401,8 @@ def read(run: Path, *more: str) -> tuple[Subject, Batches]:
 
 @pytest.mark.slow
 def test_the_ends_of_the_line_are_the_models(toy_run):
-    subject, pictures = read(toy_run())
-    old = pictures.of("old")
+    subject, batches = read(toy_run())
+    old = batches.of("old")
     before, after = subject.before, subject.model
     with flatness.norm_mode(after, "eval"):
         line = curvature.line(subject, old)
@@ -421,24 +421,24 @@ def loss_of(model: nn.Module, subject: Subject):
 
 
 def test_the_line_leaves_running_statistics_alone(toy_run):
-    subject, pictures = read(toy_run(), "--norm-mode", "train")
+    subject, batches = read(toy_run(), "--norm-mode", "train")
     state = {name: value.clone() for name, value in subject.model.state_dict().items()}
     with flatness.norm_mode(subject.model, "train"):
-        curvature.line(subject, pictures.of("old"))
+        curvature.line(subject, batches.of("old"))
     assert all(torch.equal(value, state[name]) for name, value in subject.model.state_dict().items())
 
 
-def test_which_labels_and_pictures_are_measured(toy_run):
-    _, pictures = read(toy_run(), "--pictures", "12")
+def test_which_labels_and_images_are_measured(toy_run):
+    _, batches = read(toy_run(), "--pictures", "12")
     labels = {
-        kind: torch.cat([b.labels for b in pictures.of(kind)]).unique() for kind in ("train", "old", "test")
+        kind: torch.cat([b.labels for b in batches.of(kind)]).unique() for kind in ("train", "old", "test")
     }
     assert set(labels["train"].tolist()) == {0, 3}
     assert set(labels["old"].tolist()) == {0, 1, 2}
     assert set(labels["test"].tolist()) == {0, 1, 2, 3, 255}
     # The l_seg of the step that made the labels: in step 1 the background may be any old class, in step 0 it is itself.
     logits, background = torch.randn(1, 4, 2, 2), torch.zeros(1, 2, 2, dtype=torch.long)
-    losses = {kind: pictures.of(kind)[0].segmentation_loss(logits, background) for kind in labels}
+    losses = {kind: batches.of(kind)[0].segmentation_loss(logits, background) for kind in labels}
     plain = nn.functional.cross_entropy(logits, background)
     assert losses["train"] < plain
     assert losses["old"].item() == losses["test"].item() == pytest.approx(plain.item())
@@ -446,24 +446,24 @@ def test_which_labels_and_pictures_are_measured(toy_run):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("on", ["old", "test"])
-def test_other_pictures_give_other_figures(on, toy_run):
+def test_other_images_give_other_metrics(on, toy_run):
     run = toy_run()
-    both = [figures(run, "--of", "seg", "--on", kind)["modes"]["eval"]["seg"] for kind in (on, "train")]
+    both = [metrics(run, "--of", "seg", "--on", kind)["modes"]["eval"]["seg"] for kind in (on, "train")]
     assert both[0] != both[1]
 
 
 @pytest.mark.slow
 def test_the_whole_objective_is_the_one_that_is_trained(toy_run):
     run = toy_run("method.name=ewc")
-    subject, pictures = read(run)
-    (batch, *_) = pictures.of("train")
+    subject, batches = read(run)
+    (batch, *_) = batches.of("train")
     gradient = [
         flatness.flatten(torch.autograd.grad(loss(batch), subject.parameters))
         for loss in (subject.segmentation, subject.objective)
     ]
     subject.model.zero_grad()
     subject.segmentation(batch).backward()
-    subject.method.after_backward(subject.model, Weights(learn=0.0, keep=10.0), rate=0.001)
+    subject.method.after_backward(subject.model, Weights(learn=0.0, keep=10.0), learning_rate=0.001)
     trained = flatness.flatten([p.grad for p in subject.parameters])
     assert torch.allclose(gradient[1], trained, rtol=1e-5, atol=1e-7)
     assert not torch.allclose(gradient[0], trained, rtol=1e-3)
@@ -472,12 +472,12 @@ def test_the_whole_objective_is_the_one_that_is_trained(toy_run):
 
 
 @pytest.mark.slow
-def test_several_runs_leave_their_figures_beside_them(toy_run, tmp_path, capsys):
+def test_several_runs_leave_their_metrics_beside_them(toy_run, tmp_path, capsys):
     run = toy_run()
     arguments = [str(run), str(tmp_path / "nowhere"), *QUICK, "--of", "seg", "--beside"]
     assert script.main(arguments) == 2 and f"error: {tmp_path / 'nowhere'}: " in capsys.readouterr().err
     left = json.loads((run / "flatness.json").read_text())
-    assert left == figures(run, "--of", "seg") and left["run"] == str(run)
+    assert left == metrics(run, "--of", "seg") and left["run"] == str(run)
     with pytest.raises(SystemExit):
         script.main([*arguments, "--json", str(tmp_path / "x.json")])
     assert "--beside" in capsys.readouterr().err
@@ -485,20 +485,20 @@ def test_several_runs_leave_their_figures_beside_them(toy_run, tmp_path, capsys)
 
 @pytest.mark.slow
 def test_labels_that_a_method_rewrites_are_measured_rewritten(toy_run):
-    subject, pictures = read(toy_run("method.name=plop", "method.strength=null"), "--pictures", "12")
-    labels = torch.cat([batch.labels for batch in pictures.of("train")])
+    subject, batches = read(toy_run("method.name=plop", "method.strength=null"), "--pictures", "12")
+    labels = torch.cat([batch.labels for batch in batches.of("train")])
     assert {-1, 3} <= set(labels.unique().tolist()) <= {-1, 0, 1, 2, 3}  # -1: the teacher is not sure
-    (batch, *_) = pictures.of("train")
+    (batch, *_) = batches.of("train")
     assert subject.objective(batch) > subject.segmentation(batch)
 
 
 def test_step_0_has_no_line(toy_run, capsys):
     run = toy_run()
-    result = figures(run, "--step", "0")
+    result = metrics(run, "--step", "0")
     assert set(result["modes"]["eval"]) == {"seg", "around"}
     assert "no line" in capsys.readouterr().out
     assert script.main([str(run), "--step", "0", "--on", "old"]) == 2
-    assert "no old pictures and no line" in capsys.readouterr().err
+    assert "no old images and no line" in capsys.readouterr().err
     assert script.main([str(run), "--step", "0", "--of", "objective"]) == 2
     assert "mib has no retention term in step 0" in capsys.readouterr().err
 

@@ -17,13 +17,13 @@ from torch import Tensor
 
 import train
 from data import load_dataset
-from data.dataset import Picture
+from data.dataset import Sample
 from data.incremental import StepDataset, train_table
 from data.protocols import Step
 from data.transforms import normalise, test_transform
 from engine import checkpoint
 from engine.arguments import read_config
-from engine.probe import figures_of, places_of
+from engine.probe import flatness_of, places_of
 from methods import METHODS, make_phase
 from methods.losses import plain as losses
 from metrics import flatness
@@ -34,7 +34,7 @@ from tracking.shown import layout
 
 IMAGES = 3
 NAMES = ("loss", "squared_gradient_norm", "top_eigenvalue")
-FIGURES = {prefix + name for prefix in ("", "objective_", "old_") for name in NAMES}
+METRICS = {prefix + name for prefix in ("", "objective_", "old_") for name in NAMES}
 OPTIONS = (
     *("method.name=mib", "phase.name=altersgd", "phase.p=0.5", "phase.flip=all", f"run.flatness={IMAGES}"),
     *(
@@ -59,38 +59,38 @@ def model_of(run: Path, step: int = 1) -> Segmenter:
     return checkpoint.load_segmenter(run / f"step_{step}.pt", norm="abn")[0].eval()
 
 
-def read(pictures: Sequence[Picture], table: np.ndarray) -> tuple[Tensor, Tensor]:
-    data = StepDataset(pictures, table, test_transform(32))
+def read(samples: Sequence[Sample], table: np.ndarray) -> tuple[Tensor, Tensor]:
+    data = StepDataset(samples, table, test_transform(32))
     images, labels = zip(*(data[0, i] for i in range(len(data))), strict=True)
     return normalise(torch.stack(images), torch.get_default_dtype()), torch.stack(labels).long()
 
 
 def training_images(root: Path) -> tuple[Tensor, Tensor]:
     """Of step 1 those that come first: with class 3 and no later one."""
-    pictures = load_dataset("voc", root).train[8 : 8 + IMAGES]
-    return read(pictures, train_table(Step(1, (1, 2), (3,)), "disjoint", "background"))
+    samples = load_dataset("voc", root).train[8 : 8 + IMAGES]
+    return read(samples, train_table(Step(1, (1, 2), (3,)), "disjoint", "background"))
 
 
-def assert_measured(figures: dict, prefix: str, model: Segmenter, loss: Callable[[], Tensor]) -> None:
-    """The figures with this prefix are those of the loss at the saved model."""
+def assert_measured(metrics: dict, prefix: str, model: Segmenter, loss: Callable[[], Tensor]) -> None:
+    """The metrics with this prefix are those of the loss at the saved model."""
     parameters = list(model.parameters())
     norm, _ = flatness.gradient_norms(lambda _: loss(), [None], parameters)
     top = flatness.top_eigenvalues(lambda _: loss(), [None], parameters, 1)
-    assert figures[f"{prefix}loss"] == pytest.approx(loss().item(), rel=1e-4)
-    assert figures[f"{prefix}squared_gradient_norm"] == pytest.approx(norm, rel=1e-3)
-    assert figures[f"{prefix}top_eigenvalue"] == pytest.approx(top[0], rel=0.02)
+    assert metrics[f"{prefix}loss"] == pytest.approx(loss().item(), rel=1e-4)
+    assert metrics[f"{prefix}squared_gradient_norm"] == pytest.approx(norm, rel=1e-3)
+    assert metrics[f"{prefix}top_eigenvalue"] == pytest.approx(top[0], rel=0.02)
 
 
-def test_figures_at_the_boundary_and_the_end(toy_run):
+def test_metrics_at_the_boundary_and_the_end(toy_run):
     run = toy_run(*OPTIONS)
     first, last = steps_of(run)
     assert "flatness" not in first  # step 0 has no phase to look for
     found = last["flatness"]
-    assert list(found) == ["boundary", "end"] and all(set(figures) == FIGURES for figures in found.values())
-    assert all(found["boundary"][name] != found["end"][name] for name in FIGURES)
+    assert list(found) == ["boundary", "end"] and all(set(metrics) == METRICS for metrics in found.values())
+    assert all(found["boundary"][name] != found["end"][name] for name in METRICS)
     assert checkpoint.load(run / "step_1.pt")["costs"]["flatness"] == found
     events = EventAccumulator(str(run)).Reload()
-    for name in FIGURES:
+    for name in METRICS:
         points = {event.step: event.value for event in events.Scalars(f"flatness/{name}")}
         boundary, end = ITERATIONS[0] + 2, ITERATIONS[0] + 4
         assert points == {
@@ -98,14 +98,14 @@ def test_figures_at_the_boundary_and_the_end(toy_run):
             end: pytest.approx(found["end"][name]),
         }
     tags = [tag for charts in layout([], []).values() for _, tags in charts.values() for tag in tags]
-    assert {f"flatness/{name}$" for name in FIGURES} == {tag for tag in tags if tag.startswith("flatness/")}
+    assert {f"flatness/{name}$" for name in METRICS} == {tag for tag in tags if tag.startswith("flatness/")}
     summary = RecordedRun(run, json.loads((run / "results.json").read_text()), "run")
     change = found["end"]["top_eigenvalue"] / found["boundary"]["top_eigenvalue"]
     assert summary.change_at_the_end("top_eigenvalue") == pytest.approx(change)
 
 
 @pytest.mark.parametrize("prefix", ["", "objective_"])
-def test_figures_of_training_images(prefix, toy_run, toy_voc):
+def test_metrics_of_training_images(prefix, toy_run, toy_voc):
     run = toy_run(*OPTIONS)
     model, teacher = model_of(run), model_of(run, step=0)
     images, labels = training_images(toy_voc)
@@ -121,7 +121,7 @@ def test_figures_of_training_images(prefix, toy_run, toy_voc):
     assert_measured(steps_of(run)[1]["flatness"]["end"], prefix, model, loss)
 
 
-def test_figures_of_old_test_images(toy_run, toy_voc):
+def test_metrics_of_old_test_images(toy_run, toy_voc):
     run = toy_run(*OPTIONS)
     model, test = model_of(run), load_dataset("voc", toy_voc).test
     images, masks = read([test[i] for i in OLD_TEST], np.arange(256, dtype=np.uint8))
@@ -148,16 +148,16 @@ def test_objective_of_ewc_has_its_penalty(toy_run, toy_voc):
         penalty = sum((omega[name] * (now[name] - before["model"][name]).square()).sum() for name in omega)
         return losses.cross_entropy(model(images).logits, labels) + 7 * penalty
 
-    figures = steps_of(run)[1]["flatness"]["end"]
-    assert_measured(figures, "objective_", model, loss)
-    assert figures["objective_loss"] > figures["loss"]  # the penalty is not always zero
+    metrics = steps_of(run)[1]["flatness"]["end"]
+    assert_measured(metrics, "objective_", model, loss)
+    assert metrics["objective_loss"] > metrics["loss"]  # the penalty is not always zero
 
 
 @pytest.mark.slow
 def test_without_a_retention_term_there_is_no_objective(toy_arguments, tmp_path):
     assert train.main(toy_arguments(*OPTIONS, "method.name=ft")) == 0
-    for figures in steps_of(tmp_path / "runs/run")[1]["flatness"].values():
-        assert set(figures) == {*NAMES, *(f"old_{name}" for name in NAMES)}
+    for metrics in steps_of(tmp_path / "runs/run")[1]["flatness"].values():
+        assert set(metrics) == {*NAMES, *(f"old_{name}" for name in NAMES)}
 
 
 @pytest.mark.parametrize(
@@ -207,7 +207,7 @@ def test_every_place_sees_the_model_as_it_stands_there(toy_arguments, tmp_path):
     assert list(halves) == ["boundary", "half 1", "half 2", "end"]
     assert list(pause) == ["boundary", "half 1", "end"] and list(stop) == ["end"]
     assert halves["half 1"] == pause["boundary"] == stop["end"]
-    assert len({figures["loss"] for figures in halves.values()}) == 4
+    assert len({metrics["loss"] for metrics in halves.values()}) == 4
     assert pause["half 1"]["loss"] != pause["end"]["loss"]  # the statistics of the norms move
 
 
@@ -225,7 +225,7 @@ def freezing(method: str, parts: tuple[str, ...], monkeypatch) -> None:
 
 
 @pytest.mark.slow
-def test_a_method_that_freezes_the_body_is_measured_by_the_rest(
+def test_a_method_that_freezes_the_backbone_is_measured_by_the_rest(
     toy_arguments, toy_run, toy_voc, tmp_path, monkeypatch, capsys
 ):
     start = toy_run("method.name=ft", name="first") / "step_0.pt"
@@ -263,13 +263,13 @@ def test_a_method_that_freezes_everything_is_refused_in_words(toy_arguments, toy
 
 def test_a_single_parameter_has_a_curvature():
     weight = torch.tensor([2.0], requires_grad=True)
-    assert figures_of(lambda: weight.square().sum(), [weight])["top_eigenvalue"] == pytest.approx(2.0)
+    assert flatness_of(lambda: weight.square().sum(), [weight])["top_eigenvalue"] == pytest.approx(2.0)
 
 
 def test_what_cannot_be_measured_ends_no_run():
     weights = torch.ones(30, requires_grad=True)
-    assert figures_of(lambda: (weights * math.inf).sum(), [weights]) == dict.fromkeys(NAMES)
-    flat = figures_of(lambda: weights.sum(), [weights])
+    assert flatness_of(lambda: (weights * math.inf).sum(), [weights]) == dict.fromkeys(NAMES)
+    flat = flatness_of(lambda: weights.sum(), [weights])
     assert flat == {"loss": 30.0, "squared_gradient_norm": pytest.approx(30.0), "top_eigenvalue": None}
 
 
@@ -307,9 +307,9 @@ def test_training_does_not_notice(case, toy_arguments, tmp_path):
         assert train.main(toy_arguments(*options, f"run.flatness={images}", name=name)) == 0
     without, found = (weights_of(tmp_path / "runs" / name) for name in ("without", "with"))
     assert all(torch.equal(tensor, found[name]) for name, tensor in without.items())
-    figures = steps_of(tmp_path / "runs/with")[1]["flatness"]
-    assert list(figures) == ["boundary", *(["half 1"] if "halves" in case else []), "end"]
-    assert all(value > 0 for place in figures.values() for value in place.values())
+    metrics = steps_of(tmp_path / "runs/with")[1]["flatness"]
+    assert list(metrics) == ["boundary", *(["half 1"] if "halves" in case else []), "end"]
+    assert all(value > 0 for place in metrics.values() for value in place.values())
 
 
 @pytest.mark.slow
@@ -328,4 +328,4 @@ def test_two_ranks_measure_what_one_process_does(toy_arguments, tmp_path):
         arguments = toy_arguments(*OPTIONS, *options, name=name)
         multiprocessing.spawn(train_rank, (world, free_port(), arguments), nprocs=world)
     one, two = (steps_of(tmp_path / "runs" / name)[1]["flatness"] for name in ("one", "two"))
-    assert one == {place: pytest.approx(figures, rel=1e-6) for place, figures in two.items()}
+    assert one == {place: pytest.approx(metrics, rel=1e-6) for place, metrics in two.items()}

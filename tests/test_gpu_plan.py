@@ -29,8 +29,8 @@ def test_operations_are_two_per_weight_and_place_of_each_convolution():
     assert counted[1] == sum(p.numel() for p in model.parameters())
 
 
-def test_pictures_of_the_published_recipe():
-    assert gpu_plan.picture_passes() == (30 * 8437, 30 * (378 + 299 + 420 + 500 + 548))
+def test_images_of_the_published_recipe():
+    assert gpu_plan.image_passes() == (30 * 8437, 30 * (378 + 299 + 420 + 500 + 548))
 
 
 @pytest.mark.slow
@@ -61,13 +61,13 @@ def test_faster_gpus_take_less(capsys, monkeypatch):
         (5.5, 1, "6 (4 at once)"),
         (5.5, 2, "3 (4 at once)"),
         (5.5, 8, "1 (3 at once)"),
-        (3, 1, "does not fit"),  # one picture would, but the norm after the pooling needs two
+        (3, 1, "does not fit"),  # one image would, but the norm after the pooling needs two
         (3, 2, "12 (1 at once)"),
         (2, 8, "does not fit"),
     ],
 )
 def test_the_smallest_accumulate_that_fits(usable, gpus, expected):
-    assert gpu_plan.fitting(usable, gpus, fixed=1, per_picture=1, gradients=0.5) == expected
+    assert gpu_plan.fitting(usable, gpus, fixed=1, per_image=1, gradients=0.5) == expected
 
 
 def test_counted_bytes_are_those_alive_at_the_fullest_moment():
@@ -82,17 +82,17 @@ def test_counted_bytes_are_those_alive_at_the_fullest_moment():
 
 
 def test_an_iteration_takes_what_its_parts_take():
-    """Weights of student and teacher and momentum, beside what grows with the batch by the picture."""
+    """Weights of student and teacher and momentum, beside what grows with the batch by the image."""
     small, medium, large = (count_iteration("resnet_tiny", 64, batch) for batch in (16, 32, 48))
     assert small.operators == large.operators > 100
     assert large.kept - medium.kept == medium.kept - small.kept > 0
-    per_picture = (large.peak - medium.peak) / 16
-    assert per_picture == pytest.approx((medium.peak - small.peak) / 16, rel=0.01)
+    per_image = (large.peak - medium.peak) / 16
+    assert per_image == pytest.approx((medium.peak - small.peak) / 16, rel=0.01)
     with torch.device("meta"):
         model = build_segmenter("resnet_tiny")
         model.add_classes(17)
     weights = 4 * sum(p.numel() for p in model.parameters())
-    assert 2.9 * weights < small.peak - 16 * per_picture < 4.5 * weights
+    assert 2.9 * weights < small.peak - 16 * per_image < 4.5 * weights
 
 
 def test_kept_bytes_are_those_of_the_benchmark():

@@ -321,7 +321,7 @@ def test_starting_after_a_later_step_trains_only_what_follows(three, tmp_path, c
 
 
 @pytest.mark.slow
-def test_figures_of_steps_before_the_start_are_absent_never_invented(three, tmp_path, capsys):
+def test_metrics_of_steps_before_the_start_are_absent_never_invented(three, tmp_path, capsys):
     whole, after = three
     alone = shutil.copy(whole / "step_1.pt", tmp_path / "step_1.pt")
     assert after(alone) == 0
@@ -356,13 +356,13 @@ def test_figures_of_steps_before_the_start_are_absent_never_invented(three, tmp_
     assert not read_runs([rest]).unfinished
 
 
-def test_figures_made_otherwise_are_not_taken_over(three, tmp_path):
+def test_metrics_made_otherwise_are_not_taken_over(three, tmp_path):
     whole, after = three
     assert after(whole / "step_1.pt", "data.evaluate_flip=true", "train.last_step=1") == 0
     assert [step["step"] for step in results_of(tmp_path / "runs/rest")["steps"]] == [1]
 
 
-def test_figures_of_another_model_beside_the_source_are_not_taken_over(three, tmp_path):
+def test_metrics_of_another_model_beside_the_source_are_not_taken_over(three, tmp_path):
     whole, after = three
     resave(whole / "step_1.pt", costs=checkpoint.load(whole / "step_1.pt")["costs"] | {"seconds": 1e6})
     assert after(whole / "step_1.pt", "train.last_step=1") == 0
@@ -377,7 +377,7 @@ def test_results_beside_the_source_that_lack_a_part_are_not_taken_over(three, tm
     assert [step["step"] for step in results_of(tmp_path / "runs/rest")["steps"]] == [1]
 
 
-def test_figures_behind_a_missing_checkpoint_do_not_count(three, toy_arguments, capsys):
+def test_metrics_behind_a_missing_checkpoint_do_not_count(three, toy_arguments, capsys):
     whole, _ = three
     (whole / "step_0.pt").unlink()
     assert train.main(toy_arguments(*THREE, "train.last_step=0", name="whole")) == 0
@@ -482,7 +482,7 @@ def test_a_network_is_not_taken_for_one_of_other_classes(own, tmp_path, capsys):
     assert "class 1: 'cat' -> 'train'" in capsys.readouterr().err
 
 
-def test_classes_of_old_results_are_known_by_their_figures():
+def test_classes_of_old_results_are_known_by_their_metrics():
     results = {"protocol": [[2], [1]], "steps": [{"step": 1, "classes": ["background", "dog", "cat"]}]}
     assert recorded_classes(results) == {0: "background", 2: "dog", 1: "cat"}
     assert recorded_classes({}) == {}

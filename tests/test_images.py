@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from PIL import EpsImagePlugin, Image
 
-from data import DataError, Picture
+from data import DataError, Sample
 from data.images import ANY_FORMATS, image_size, open_image, read_image, read_mask
 from data.incremental import StepDataset, test_table, train_table
 from data.index import build_index, content_digest, read_index
@@ -44,8 +44,8 @@ def write_mask(path: Path, labels) -> Path:
     return path
 
 
-def pair(folder: Path, image: Path, shape=(8, 12), value: int = 1) -> Picture:
-    return Picture(image.stem, image, write_mask(folder / f"{image.stem}_mask.png", np.full(shape, value)))
+def pair(folder: Path, image: Path, shape=(8, 12), value: int = 1) -> Sample:
+    return Sample(image.stem, image, write_mask(folder / f"{image.stem}_mask.png", np.full(shape, value)))
 
 
 def make_folder(root: Path, masks: dict[str, np.ndarray], classes: str) -> Path:
@@ -112,35 +112,33 @@ def test_training_turns_images_as_exif_says(kind, orientation, tmp_path):
     if kind == "late png":
         path.write_bytes(moved_behind_the_pixels(path.read_bytes()))
     width, height = (12, 8) if orientation == 3 else (8, 12)
-    picture = pair(tmp_path, path, (height, width))
+    sample = pair(tmp_path, path, (height, width))
     with Image.open(path) as stored:
         expected = np.rot90(np.asarray(stored), 2 if orientation == 3 else -1)
-    data = StepDataset([picture], AS_IT_IS)
+    data = StepDataset([sample], AS_IT_IS)
     ((images, _),) = test_loader(data, batch_size=1)
     assert np.array_equal(images[0].permute(1, 2, 0), expected)
     assert np.array_equal(open_image(path, ANY_FORMATS)[0], expected)
     assert image_size(path) == (width, height)
-    index = read_index("x", [picture], 2, cache=tmp_path / "cache")
-    assert index.notes == [f"1 pictures are read turned as their EXIF data say: {path} for example"]
+    index = read_index("x", [sample], 2, cache=tmp_path / "cache")
+    assert index.notes == [f"1 images are read turned as their EXIF data say: {path} for example"]
 
 
 def test_a_mask_drawn_on_an_image_that_exif_turns_is_refused(tmp_path):
     path = tmp_path / "p.jpg"
     speckled().save(path, exif=turned_by(6))
-    picture = pair(tmp_path, path, (8, 12))  # as the pixels are stored
-    with pytest.raises(
-        DataError, match=r"12 x 8 as its picture is stored, .* turned by its EXIF data, 8 x 12"
-    ):
-        build_index("x", [picture], 2, cache=tmp_path / "cache")
+    sample = pair(tmp_path, path, (8, 12))  # as the pixels are stored
+    with pytest.raises(DataError, match=r"12 x 8 as its image is stored, .* turned by its EXIF data, 8 x 12"):
+        build_index("x", [sample], 2, cache=tmp_path / "cache")
     with pytest.raises(DataError, match="is of another size"):
-        StepDataset([picture], AS_IT_IS)[0, 0]
+        StepDataset([sample], AS_IT_IS)[0, 0]
 
 
 def test_check_data_names_images_that_are_not_read_as_stored(tmp_path, capsys):
     root = make_folder(tmp_path / "own", {name: np.full((8, 12), 1) for name in "ab"}, "cat\n")
     speckled().convert("RGBA").save(root / "images/a.png")
     check_data([str(root)])
-    assert "train: 1 pictures are read on white, having an alpha channel" in capsys.readouterr().out
+    assert "train: 1 images are read on white, having an alpha channel" in capsys.readouterr().out
 
 
 def grey_png(bits: int, rows: list[bytes], width: int) -> bytes:
@@ -181,7 +179,7 @@ def test_no_image_starts_ghostscript(tmp_path, monkeypatch, capsys):
         lambda: image_size(image),
         lambda: open_image(image, ANY_FORMATS),
         lambda: read_mask(mask),
-        lambda: build_index("x", [Picture("a", image, root / "masks/a.png")], 2, cache=tmp_path / "cache"),
+        lambda: build_index("x", [Sample("a", image, root / "masks/a.png")], 2, cache=tmp_path / "cache"),
     ):
         with pytest.raises(DataError, match="its first bytes are not those of"):
             read()
@@ -248,11 +246,11 @@ def test_a_pipe_as_a_list_of_classes_is_refused(tmp_path, capsys, five_seconds):
 def test_other_content_of_equal_size_is_noticed(kind, tmp_path):
     path = tmp_path / "p.png"
     speckled().save(path, compress_level=0)
-    picture = pair(tmp_path, path)
-    changed = getattr(picture, kind)
+    sample = pair(tmp_path, path)
+    changed = getattr(sample, kind)
     Image.open(changed).save(changed, compress_level=0)
-    before = read_index("x", [picture], 2, cache=tmp_path / "cache")
-    status, size_digest = changed.stat(), content_digest([picture], before.classes)
+    before = read_index("x", [sample], 2, cache=tmp_path / "cache")
+    status, size_digest = changed.stat(), content_digest([sample], before.classes)
     with Image.open(changed) as file:
         pixels = np.array(file)
     flipped = np.flip(pixels, axis=1).copy()
@@ -263,8 +261,8 @@ def test_other_content_of_equal_size_is_noticed(kind, tmp_path):
     changed.write_bytes(content.getvalue())
     os.utime(changed, ns=(status.st_atime_ns, status.st_mtime_ns))
     assert changed.stat().st_size == status.st_size
-    now = read_index("x", [picture], 2, cache=tmp_path / "cache")
-    assert content_digest([picture], now.classes) == size_digest
+    now = read_index("x", [sample], 2, cache=tmp_path / "cache")
+    assert content_digest([sample], now.classes) == size_digest
     assert now.content != before.content
 
 
@@ -273,10 +271,10 @@ def test_content_is_the_same_elsewhere_and_comes_from_the_cache(tmp_path, monkey
     for name in ("here", "there"):
         (tmp_path / name).mkdir()
         speckled().save(tmp_path / name / "p.png")
-        picture = pair(tmp_path / name, tmp_path / name / "p.png")
-        digests.add(read_index("x", [picture], 2, cache=tmp_path / "cache").content)
+        sample = pair(tmp_path / name, tmp_path / name / "p.png")
+        digests.add(read_index("x", [sample], 2, cache=tmp_path / "cache").content)
     monkeypatch.setattr("data.index.scan", lambda *_, **__: pytest.fail("scanned again"))
-    digests.add(read_index("x", [picture], 2, cache=tmp_path / "cache").content)
+    digests.add(read_index("x", [sample], 2, cache=tmp_path / "cache").content)
     assert len(digests) == 1
 
 
@@ -285,15 +283,15 @@ def test_content_is_the_same_elsewhere_and_comes_from_the_cache(tmp_path, monkey
 
 def test_a_mask_value_without_a_name_is_refused_unless_it_is_void(tmp_path):
     speckled().save(tmp_path / "p.png")
-    picture = pair(tmp_path, tmp_path / "p.png", value=7)
+    sample = pair(tmp_path, tmp_path / "p.png", value=7)
     options = {"num_classes": 2, "cache": tmp_path / "cache"}
-    index = read_index("x", [picture], unnamed="void", **options)
+    index = read_index("x", [sample], unnamed="void", **options)
     assert index.classes == [frozenset()]
     assert index.notes == [
-        f"1 masks hold the value 7, which has no name and is void: {picture.mask} for example"
+        f"1 masks hold the value 7, which has no name and is void: {sample.mask} for example"
     ]
     with pytest.raises(DataError, match=r"holds the label 7, .* or set data\.unnamed=void"):
-        read_index("x", [picture], **options)  # not what the cache holds
+        read_index("x", [sample], **options)  # not what the cache holds
 
 
 def test_values_without_a_name_are_void_in_training_and_testing():

@@ -43,11 +43,9 @@ def test_an_imported_step_predicts_the_same(mib_step_0, tmp_path, capsys):
         and state["classes"][:2] == ["background", "aeroplane"]
         and len(state["class_ids"]) == 20
     )
-    picture = torch.randn(1, 3, 48, 48)
+    image = torch.randn(1, 3, 48, 48)
     with torch.no_grad():
-        torch.testing.assert_close(
-            ours.eval()(picture).logits, model.eval()(picture).logits, rtol=0, atol=1e-6
-        )
+        torch.testing.assert_close(ours.eval()(image).logits, model.eval()(image).logits, rtol=0, atol=1e-6)
 
 
 def test_an_imported_step_with_signed_norms_predicts_the_same(mib_step_0, tmp_path, monkeypatch):
@@ -58,11 +56,11 @@ def test_an_imported_step_with_signed_norms_predicts_the_same(mib_step_0, tmp_pa
     arguments = [str(path), str(target), "configs/voc/19-1.yaml", *NETWORK]
     assert import_mib.main([*arguments, "--norm-act", "abn"]) == 0
     ours, _ = checkpoint.load_segmenter(target)
-    picture = torch.randn(1, 3, 48, 48)
+    image = torch.randn(1, 3, 48, 48)
     with torch.no_grad():
-        actual = ours.eval()(picture).logits
+        actual = ours.eval()(image).logits
         monkeypatch.setattr(ABN, "forward", signed_forward)
-        expected = model.eval()(picture).logits
+        expected = model.eval()(image).logits
     torch.testing.assert_close(actual, expected, rtol=1e-3, atol=1e-4 * expected.abs().max().item())
 
 

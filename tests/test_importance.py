@@ -69,9 +69,9 @@ class SlowImportance:
         return [f + s for f, s in zip(min_max(fisher), min_max(score), strict=True)]
 
 
-def slow_pull(theta: Floats, anchor: Floats, omega: Floats, keep: float, rate: float) -> Floats:
+def slow_pull(theta: Floats, anchor: Floats, omega: Floats, keep: float, learning_rate: float) -> Floats:
     """The gradient of keep * R, held back where an update would go beyond the anchor, or as far away from it."""
-    limit = 1 / (2 * abs(keep) * rate)
+    limit = 1 / (2 * abs(keep) * learning_rate)
     return {
         name: [
             2 * keep * min(o, limit) * (now - old)
@@ -240,7 +240,7 @@ def test_an_ascent_observes_the_same_as_a_descent(name, step, keep):
         for learn, method in methods.items():
             for p, g in zip(model.parameters(), gradients, strict=True):
                 p.grad = learn * g
-            method.after_backward(model, Weights(learn, 1.0 if learn > 0 else keep), rate=0.001)
+            method.after_backward(model, Weights(learn, 1.0 if learn > 0 else keep), learning_rate=0.001)
     for statistic in methods[1.0].statistics:
         for key, value in getattr(methods[1.0], statistic).items():
             other = getattr(methods[-1.0], statistic)[key]
@@ -261,7 +261,7 @@ def test_no_penalty_in_step_0(name):
     method.begin_step(model, STEPS[0])
     for p in model.parameters():
         p.grad = torch.ones_like(p)
-    method.after_backward(model, Weights(1.0, 500.0), rate=0.001)
+    method.after_backward(model, Weights(1.0, 500.0), learning_rate=0.001)
     assert method.penalty(model) == 0
     assert all(torch.equal(p.grad, torch.ones_like(p)) for p in model.parameters())
 
@@ -303,11 +303,11 @@ def test_the_penalty_is_the_formula(name):
     assert method.penalty(model).item() == pytest.approx(expected, rel=1e-12)
 
 
-def pulled(method, model, keep: float, rate: float) -> dict:
+def pulled(method, model, keep: float, learning_rate: float) -> dict:
     """The gradient where l_seg has none, and the terms."""
     for p in model.parameters():
         p.grad = torch.zeros_like(p)
-    terms = method.after_backward(model, Weights(1.0, keep), rate)
+    terms = method.after_backward(model, Weights(1.0, keep), learning_rate)
     return {key: p.grad.clone() for key, p in model.named_parameters() if key in method.omega} | terms
 
 
@@ -316,13 +316,13 @@ def test_a_pull_beyond_the_anchor_is_cut_back_to_it(name):
     method, model = after_one_step(name, total=24)
     anchor = {key: p.detach().clone() for key, p in model.named_parameters()}
     moved(model)
-    keep, rate = 1000.0, 0.01  # so that all with omega > 1 / 20 would go too far
-    gradients = pulled(method, model, keep, rate)
+    keep, learning_rate = 1000.0, 0.01  # so that all with omega > 1 / 20 would go too far
+    gradients = pulled(method, model, keep, learning_rate)
     assert gradients.pop("penalty") == method.penalty(model)
     for key, gradient in gradients.items():
         distance = dict(model.named_parameters())[key].detach() - anchor[key]
         left = (1 - 20 * method.omega[key]).clamp(min=0) * distance
-        torch.testing.assert_close(distance - rate * gradient, left, rtol=1e-9, atol=1e-12)
+        torch.testing.assert_close(distance - learning_rate * gradient, left, rtol=1e-9, atol=1e-12)
     assert any((omega > 1 / 20).any() and (omega < 1 / 20).any() for omega in method.omega.values())
 
 
@@ -331,7 +331,7 @@ def test_a_pull_beyond_the_anchor_is_cut_back_to_it(name):
 def test_pulls_over_a_step_are_those_of_the_slow_reference(flip, name):
     """In a descent towards the anchor; in an ascent too with flip seg, and with flip all away from it by the same rule."""
     method, model = after_one_step(name, total=24)
-    phase, total, rate = AlterSGD(0.25, 40.0, 30.0, flip=flip, every=2), 8, 0.05
+    phase, total, learning_rate = AlterSGD(0.25, 40.0, 30.0, flip=flip, every=2), 8, 0.05
     optimizer = make_optimizer(model)
     anchor = floats({key: p for key, p in model.named_parameters() if key in method.omega})
     omega, signs, cut = floats(method.omega), [], 0
@@ -341,14 +341,16 @@ def test_pulls_over_a_step_are_those_of_the_slow_reference(flip, name):
         weighted_loss(method, weights, model, *toy_batch(t, model.num_classes)).backward()
         theta = floats(dict(model.named_parameters()))
         data = floats({key: p.grad for key, p in model.named_parameters()})
-        method.after_backward(model, weights, rate)
-        pull = slow_pull(theta, anchor, omega, weights.keep, rate)
+        method.after_backward(model, weights, learning_rate)
+        pull = slow_pull(theta, anchor, omega, weights.keep, learning_rate)
         for key, p in model.named_parameters():
             expected = [a + b for a, b in zip(data[key], pull.get(key, [0.0] * p.numel()), strict=True)]
             assert p.grad.flatten().tolist() == pytest.approx(expected, rel=1e-9, abs=1e-12)
         weight = torch.tensor(theta["body.weight"]) - torch.tensor(anchor["body.weight"])
         signs.append(torch.sign(torch.dot(torch.tensor(pull["body.weight"]), weight)).item())
-        cut += sum(o > 1 / (2 * abs(weights.keep) * rate) for values in omega.values() for o in values)
+        cut += sum(
+            o > 1 / (2 * abs(weights.keep) * learning_rate) for values in omega.values() for o in values
+        )
         optimizer.step()
     ascent = -1.0 if flip == "all" else 1.0
     assert signs == [0.0, 1.0, 1.0, 1.0, ascent, ascent, 1.0, 1.0]  # it begins at the anchor
@@ -361,7 +363,7 @@ def test_an_ascent_of_r_pushes_away_by_as_much_as_a_descent_pulls(name, keep):
     method, model = after_one_step(name, total=24)
     anchor = {key: p.detach().clone() for key, p in model.named_parameters()}
     moved(model)
-    down, up = (pulled(method, model, sign * keep, rate=0.01) for sign in (1, -1))
+    down, up = (pulled(method, model, sign * keep, learning_rate=0.01) for sign in (1, -1))
     assert down.pop("penalty") == up.pop("penalty") == method.penalty(model) > 0
     assert any(gradient.any() for gradient in down.values())
     for key, gradient in down.items():
@@ -376,22 +378,22 @@ def test_no_pull_of_the_published_recipe_is_cut(name):
     method, model = after_one_step(name, total=24)
     moved(model)
     keep = published_strength(name, "15-1")
-    cut, free = (pulled(method, model, keep, rate) for rate in (0.001, 0.0))
+    cut, free = (pulled(method, model, keep, learning_rate) for learning_rate in (0.001, 0.0))
     assert all(torch.equal(cut[key], free[key]) for key in free)
     assert method.largest >= max(omega.max() for omega in method.omega.values())
 
 
-@pytest.mark.parametrize("knows_the_rate", [True, False])
-def test_without_the_cut_momentum_swings_ever_further(knows_the_rate):
+@pytest.mark.parametrize("knows_the_learning_rate", [True, False])
+def test_without_the_cut_momentum_swings_ever_further(knows_the_learning_rate):
     method, model = after_one_step("ewc", total=24)
     moved(model)
-    before, rate = method.penalty(model), 0.002
-    optimizer = torch.optim.SGD(model.parameters(), lr=rate, momentum=0.9, nesterov=True)
+    before, learning_rate = method.penalty(model), 0.002
+    optimizer = torch.optim.SGD(model.parameters(), lr=learning_rate, momentum=0.9, nesterov=True)
     for _ in range(300):
-        pulled(method, model, keep=500.0, rate=rate if knows_the_rate else 0.0)
+        pulled(method, model, keep=500.0, learning_rate=learning_rate if knows_the_learning_rate else 0.0)
         optimizer.step()
-    assert (method.penalty(model) < 0.1 * before) == knows_the_rate
-    assert (method.penalty(model) > 1e10 * before) != knows_the_rate
+    assert (method.penalty(model) < 0.1 * before) == knows_the_learning_rate
+    assert (method.penalty(model) > 1e10 * before) != knows_the_learning_rate
 
 
 @pytest.mark.parametrize(
@@ -414,7 +416,7 @@ def test_the_closed_form_gradient_is_autograds(name, weights):
     images, labels = toy_batch(0, model.num_classes)
     weighted_loss(method, weights, model, images, labels).backward()
     data = {key: p.grad.clone() for key, p in model.named_parameters()}
-    terms = method.after_backward(model, weights, rate=0.0005)
+    terms = method.after_backward(model, weights, learning_rate=0.0005)
 
     parameters = dict(model.named_parameters())
     penalty = sum((omega[key] * (parameters[key] - anchor[key]) ** 2).sum() for key in omega)

@@ -1,4 +1,4 @@
-"""Scores of pictures of any size: padding, windows, flips and scales against direct computations."""
+"""Scores of images of any size: padding, windows, flips and scales against direct computations."""
 
 import itertools
 
@@ -34,7 +34,7 @@ class Pointwise(nn.Module):
         return Output(torch.stack([red, 2 * green, red * blue, -blue], dim=1), images)
 
 
-def pictures(height: int, width: int, batch: int = 2) -> Tensor:
+def random_images(height: int, width: int, batch: int = 2) -> Tensor:
     return torch.randn(batch, 3, height, width, generator=torch.Generator().manual_seed(height + width))
 
 
@@ -43,18 +43,18 @@ def logits_of(network: nn.Module, images: Tensor) -> Tensor:
     return network(images).logits
 
 
-# ---- whole pictures ---------------------------------------------------------------------------------------------------
+# ---- whole images ---------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [(16, 16), (32, 48), (64, 16)])
 def test_sizes_that_fit_are_not_padded(size, network):
-    images = pictures(*size)
+    images = random_images(*size)
     assert torch.equal(predict(network, images), logits_of(network, images))
 
 
 @pytest.mark.parametrize("size", [(1, 1), (1, 37), (15, 17), (33, 31), (47, 2)])
 def test_other_sizes_are_padded_with_the_mean_colour_and_cut_back(size, network):
-    images = pictures(*size)
+    images = random_images(*size)
     height, width = (-(-side // STRIDE) * STRIDE for side in size)
     padded = torch.zeros(2, 3, height, width)
     padded[..., : size[0], : size[1]] = images
@@ -66,24 +66,24 @@ def test_other_sizes_are_padded_with_the_mean_colour_and_cut_back(size, network)
 @pytest.mark.parametrize("size", [(1, 1), (3, 7), (17, 33)])
 @pytest.mark.parametrize("options", [{"window": 16}, {"scales": (0.5, 1.0, 1.75)}, {"flip": True}])
 def test_every_way_of_scoring_takes_any_size(options, size, network):
-    scores = predict(network, pictures(*size), **options)
+    scores = predict(network, random_images(*size), **options)
     assert scores.shape == (2, 4, *size) and scores.isfinite().all()
 
 
 def test_no_gradients_are_kept(network):
-    assert not predict(network, pictures(16, 16)).requires_grad
+    assert not predict(network, random_images(16, 16)).requires_grad
 
 
 # ---- sliding windows --------------------------------------------------------------------------------------------------
 
 
-def test_a_window_of_the_size_of_the_picture_is_the_whole_picture(network):
-    images = pictures(32, 32)
+def test_a_window_of_the_size_of_the_image_is_the_whole_image(network):
+    images = random_images(32, 32)
     torch.testing.assert_close(predict(network, images, window=32), predict(network, images))
 
 
-def test_a_window_larger_than_the_picture_is_one_padded_pass(network):
-    images = pictures(20, 30)
+def test_a_window_larger_than_the_image_is_one_padded_pass(network):
+    images = random_images(20, 30)
     padded = F.pad(images, (0, 64 - 30, 0, 64 - 20))
     expected = logits_of(network, padded)[..., :20, :30]
     torch.testing.assert_close(predict(network, images, window=64), expected)
@@ -92,13 +92,13 @@ def test_a_window_larger_than_the_picture_is_one_padded_pass(network):
 @pytest.mark.parametrize("size", [(8, 8), (9, 23), (40, 17), (5, 50)])
 @pytest.mark.parametrize("window", [1, 7, 16])
 def test_windows_put_every_pixel_back_where_it_was(window, size):
-    model, images = Pointwise(), pictures(*size)
+    model, images = Pointwise(), random_images(*size)
     found = predict(model, images, window=window)
     torch.testing.assert_close(found, model(images).logits)
 
 
 def test_logits_of_overlapping_windows_are_averaged(network):
-    images = pictures(16, 40)
+    images = random_images(16, 40)
     total, hits = torch.zeros(2, 4, 16, 40), torch.zeros(40)
     for left in (0, 8, 16, 24):
         total[..., left : left + 16] += logits_of(network, images[..., left : left + 16])
@@ -108,7 +108,7 @@ def test_logits_of_overlapping_windows_are_averaged(network):
 
 def test_no_window_is_larger_than_asked():
     model = Pointwise()
-    predict(model, pictures(50, 70), window=32)
+    predict(model, random_images(50, 70), window=32)
     assert {tuple(shown.shape[-2:]) for shown in model.shown} == {(32, 32)}
 
 
@@ -134,12 +134,12 @@ def test_starts_by_hand():
 
 
 def test_one_scale_without_flip_gives_logits(network):
-    images = pictures(16, 32)
+    images = random_images(16, 32)
     assert torch.equal(predict(network, images, scales=(1.0,)), logits_of(network, images))
 
 
 def test_flip_averages_probabilities(network):
-    images = pictures(32, 48)
+    images = random_images(32, 48)
     straight = logits_of(network, images).softmax(1)
     mirrored = logits_of(network, images.flip(-1)).flip(-1).softmax(1)
     found = predict(network, images, flip=True)
@@ -149,8 +149,8 @@ def test_flip_averages_probabilities(network):
 
 
 @pytest.mark.parametrize("flip", [False, True])
-def test_scales_average_probabilities_at_the_size_of_the_picture(flip, network):
-    images = pictures(32, 64)
+def test_scales_average_probabilities_at_the_size_of_the_image(flip, network):
+    images = random_images(32, 64)
     versions = []
     for scale in (0.5, 1.0, 2.0):
         size = (int(32 * scale), int(64 * scale))
@@ -164,14 +164,14 @@ def test_scales_average_probabilities_at_the_size_of_the_picture(flip, network):
 
 
 def test_a_single_other_scale_is_scaled(network):
-    images = pictures(32, 32)
+    images = random_images(32, 32)
     scaled = F.interpolate(images, (16, 16), mode="bilinear", antialias=True)
     expected = F.interpolate(logits_of(network, scaled), (32, 32), mode="bilinear").softmax(1)
     torch.testing.assert_close(predict(network, images, scales=(0.5,)), expected)
 
 
 def test_windows_flips_and_scales_combine():
-    model, images = Pointwise(), pictures(16, 24)
+    model, images = Pointwise(), random_images(16, 24)
     options = {"scales": (1.0, 1.5), "flip": True}
     torch.testing.assert_close(
         predict(model, images, window=16, **options), predict(model, images, **options)

@@ -137,7 +137,7 @@ def test_all_that_is_missing_runs_once_and_what_is_done_never_again(study, capsy
     assert study.start("table1") == 0
     shown = capsys.readouterr().out
     assert study.calls == [] and "6 runs: 6 done" in shown and "started" not in shown
-    assert "0.0 hours" in shown and "100.0 ms per picture (measured here)" in shown
+    assert "0.0 hours" in shown and "100.0 ms per image (measured here)" in shown
 
     assert study.start("figure-p") == 0  # shares mib and mib-altersgd
     assert study.calls == [f"mib-altersgd_p={p}-30_seed1" for p in (5, 10, 15, 20)]
@@ -197,7 +197,7 @@ def test_some_rows_alone_in_their_own_order(study, capsys):
     )
 
 
-def test_figures_that_came_without_their_run_count_if_whole_and_made_as_planned(study, capsys):
+def test_metrics_that_came_without_their_run_count_if_whole_and_made_as_planned(study, capsys):
     """As they stand in results/ or come from another machine: results.json, which holds the config, and nothing else."""
     configs = {job.name: json.loads(config.model_dump_json()) for job, config in study.jobs("table1").items()}
     step = {"seconds": 3.0, "iterations": 6}
@@ -562,7 +562,7 @@ def test_killed_and_interrupted_runs_end_like_undisturbed_ones(tmp_path, toy_voc
     assert pieces.start("table1", "--threads", "1", real=True) == 75
     assert "step0_seed1: stopped" in capsys.readouterr().out
     assert pieces.start("table1", "--threads", "1", real=True) == 0
-    assert pieces.log("step0_seed1").count("going on with step 0") == 2
+    assert pieces.log("step0_seed1").count("resuming step 0") == 2
 
     for name in ("step0", "ewc", "lwf_mc", "mib-altersgd"):
         a, b = (read_results(study.runs / f"{name}_seed1/results.json")["steps"] for study in studies)

@@ -11,7 +11,7 @@ import torch
 from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
-from data import DataError, Picture
+from data import DataError, Sample
 from data.incremental import StepDataset
 from data.loaders import iterations_per_epoch, test_loader, train_loader
 from data.transforms import normalise, test_transform, train_transform
@@ -20,38 +20,38 @@ from data.workers import outlive_signals
 KEEP = np.arange(256, dtype=np.uint8)
 
 
-def make_pictures(folder, count, sizes=((40, 30),)):
-    pictures = []
+def make_samples(folder, count, sizes=((40, 30),)):
+    samples = []
     for i in range(count):
         width, height = sizes[i % len(sizes)]
         pixels = np.random.default_rng(i).integers(0, 256, (height, width, 3), np.uint8)
-        picture = Picture(f"p{i}", folder / f"p{i}.png", folder / f"p{i}-mask.png")
-        Image.fromarray(pixels).save(picture.image)
-        Image.fromarray(np.full((height, width), i, np.uint8)).save(picture.mask)  # label = position
-        pictures.append(picture)
-    return pictures
+        sample = Sample(f"p{i}", folder / f"p{i}.png", folder / f"p{i}-mask.png")
+        Image.fromarray(pixels).save(sample.image)
+        Image.fromarray(np.full((height, width), i, np.uint8)).save(sample.mask)  # label = position
+        samples.append(sample)
+    return samples
 
 
 @pytest.fixture(scope="module")
-def pictures(tmp_path_factory):
-    return make_pictures(tmp_path_factory.mktemp("pictures"), 13)
+def samples(tmp_path_factory):
+    return make_samples(tmp_path_factory.mktemp("pictures"), 13)
 
 
 @pytest.fixture
-def dataset(pictures):
-    return StepDataset(pictures, KEEP, train_transform(16), seed=3)
+def dataset(samples):
+    return StepDataset(samples, KEEP, train_transform(16), seed=3)
 
 
 def positions(loader):
-    """Positions of the pictures of each batch: their masks say them."""
+    """Positions of the images of each batch: their masks say them."""
     return [labels[:, 0, 0].tolist() for _, labels in loader]
 
 
 # --- transforms ------------------------------------------------------------------------------------------------------
 
 
-def test_train_transform_moves_picture_and_mask_together():
-    # The mask is a channel of the picture, in blocks so large that both filters agree inside them.
+def test_train_transform_moves_image_and_mask_together():
+    # The mask is a channel of the image, in blocks so large that both filters agree inside them.
     blocks = (
         torch.arange(12, dtype=torch.uint8).view(3, 4).repeat_interleave(20, 0).repeat_interleave(20, 1) * 20
     )
@@ -60,11 +60,11 @@ def test_train_transform_moves_picture_and_mask_together():
     flips = set()
     for seed in range(8):
         torch.manual_seed(seed)
-        picture, mask = transform(image, blocks)
-        assert picture.shape == (3, 64, 64) and mask.shape == (64, 64)
-        assert picture.dtype == mask.dtype == torch.uint8
+        moved, mask = transform(image, blocks)
+        assert moved.shape == (3, 64, 64) and mask.shape == (64, 64)
+        assert moved.dtype == mask.dtype == torch.uint8
         assert set(mask.unique().tolist()) <= set(blocks.unique().tolist())
-        assert (picture[0] == mask).float().mean() > 0.85
+        assert (moved[0] == mask).float().mean() > 0.85
         flips.add(bool(mask[32, 0] > mask[32, -1]))
     assert flips == {False, True}
 
@@ -80,7 +80,7 @@ def test_masks_are_sampled_as_pillow_does(size):
     assert mask.tolist() == resized[:, left : left + size].tolist()
 
 
-def test_crop_cannot_exceed_the_picture():
+def test_crop_cannot_exceed_the_image():
     """Crops of twice the area never fit: after ten tries the largest central one is taken."""
     image = torch.zeros(3, 30, 90, dtype=torch.uint8)
     mask = torch.zeros(30, 90, dtype=torch.uint8)
@@ -98,22 +98,22 @@ def test_normalise():
     assert normalise(batch, torch.bfloat16).dtype == torch.bfloat16
 
 
-# --- one picture -----------------------------------------------------------------------------------------------------
+# --- one image -----------------------------------------------------------------------------------------------------
 
 
 def same(a, b):
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def test_augmentation_depends_on_seed_epoch_and_name_alone(pictures, dataset):
+def test_augmentation_depends_on_seed_epoch_and_name_alone(samples, dataset):
     torch.manual_seed(0)
     first = dataset[0, 5]
     dataset[0, 6]
     torch.manual_seed(1)
     assert same(first, dataset[0, 5])
     assert not same(first, dataset[1, 5])
-    assert not same(first, StepDataset(pictures, KEEP, train_transform(16), seed=4)[0, 5])
-    assert same(first, StepDataset(pictures[5:], KEEP, train_transform(16), seed=3)[0, 0])
+    assert not same(first, StepDataset(samples, KEEP, train_transform(16), seed=4)[0, 5])
+    assert same(first, StepDataset(samples[5:], KEEP, train_transform(16), seed=3)[0, 0])
 
 
 def test_the_callers_random_numbers_are_left_alone(dataset):
@@ -124,29 +124,29 @@ def test_the_callers_random_numbers_are_left_alone(dataset):
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_labels_go_through_the_table(pictures):
+def test_labels_go_through_the_table(samples):
     table = np.zeros(256, np.uint8)
     table[4] = 9
-    image, labels = StepDataset(pictures, table)[0, 4]
+    image, labels = StepDataset(samples, table)[0, 4]
     assert labels.dtype == image.dtype == torch.uint8
     assert labels.shape == (30, 40) and labels.eq(9).all()
-    assert np.array_equal(image.permute(1, 2, 0), np.asarray(Image.open(pictures[4].image)))
+    assert np.array_equal(image.permute(1, 2, 0), np.asarray(Image.open(samples[4].image)))
 
 
 # PyTorch waits five seconds for a worker that failed
 @pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
-def test_a_picture_spoilt_meanwhile_is_named(tmp_path, workers):
-    pictures = make_pictures(tmp_path, 2)
-    pictures[1].image.write_bytes(pictures[1].image.read_bytes()[:300])
+def test_an_image_spoilt_meanwhile_is_named(tmp_path, workers):
+    samples = make_samples(tmp_path, 2)
+    samples[1].image.write_bytes(samples[1].image.read_bytes()[:300])
     with pytest.raises(DataError, match=r"p1\.png: cannot be read"):
-        list(test_loader(StepDataset(pictures, KEEP, test_transform(16)), batch_size=1, workers=workers))
+        list(test_loader(StepDataset(samples, KEEP, test_transform(16)), batch_size=1, workers=workers))
 
 
 def test_a_mask_resized_meanwhile_is_named(tmp_path):
-    pictures = make_pictures(tmp_path, 1)
-    Image.new("L", (5, 5)).save(pictures[0].mask)
+    samples = make_samples(tmp_path, 1)
+    Image.new("L", (5, 5)).save(samples[0].mask)
     with pytest.raises(DataError, match=r"p0-mask\.png: is of another size"):
-        StepDataset(pictures, KEEP)[0, 0]
+        StepDataset(samples, KEEP)[0, 0]
 
 
 # --- training batches ------------------------------------------------------------------------------------------------
@@ -221,9 +221,9 @@ def test_length_counts_micro_batches(dataset):
     assert len(train_loader(dataset, batch_size=4, accumulate=2, iterations=range(3, 8))) == 10
 
 
-def test_too_few_pictures():
+def test_too_few_images():
     assert iterations_per_epoch(25, 12) == 2
-    with pytest.raises(DataError, match=r"step 4 has 11 training pictures.*train\.batch_size"):
+    with pytest.raises(DataError, match=r"step 4 has 11 training images.*train\.batch_size"):
         iterations_per_epoch(11, 12, step=4)
 
 
@@ -236,8 +236,8 @@ def test_batch_that_cannot_be_cut(dataset):
 
 
 @pytest.mark.parametrize(("world", "workers"), [(1, 0), (2, 0), (4, 0), (16, 0), (2, 2)])
-def test_evaluation_sees_every_picture_once(pictures, world, workers):
-    dataset = StepDataset(pictures, KEEP, test_transform(16))
+def test_evaluation_sees_every_image_once(samples, world, workers):
+    dataset = StepDataset(samples, KEEP, test_transform(16))
     seen = [
         positions(test_loader(dataset, batch_size=3, rank=r, world=world, workers=workers))
         for r in range(world)
@@ -245,12 +245,12 @@ def test_evaluation_sees_every_picture_once(pictures, world, workers):
     assert sorted(position for rank in seen for batch in rank for position in batch) == list(range(13))
 
 
-def test_whole_pictures_of_one_size_make_batches(pictures):
-    batches = list(test_loader(StepDataset(pictures, KEEP), batch_size=8))
+def test_whole_images_of_one_size_make_batches(samples):
+    batches = list(test_loader(StepDataset(samples, KEEP), batch_size=8))
     assert [images.shape for images, _ in batches] == [(8, 3, 30, 40), (5, 3, 30, 40)]
 
 
-def test_whole_pictures_of_different_sizes(tmp_path):
-    dataset = StepDataset(make_pictures(tmp_path, 7, sizes=((40, 30), (30, 40), (20, 20))), KEEP)
+def test_whole_images_of_different_sizes(tmp_path):
+    dataset = StepDataset(make_samples(tmp_path, 7, sizes=((40, 30), (30, 40), (20, 20))), KEEP)
     batches = positions(test_loader(dataset, batch_size=2))
     assert batches == [[0, 3], [6], [1, 4], [2, 5]]

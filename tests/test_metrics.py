@@ -1,4 +1,4 @@
-"""Figures against slow loops and examples worked out by hand."""
+"""Metrics against slow loops and examples worked out by hand."""
 
 import json
 import math

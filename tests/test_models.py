@@ -32,7 +32,7 @@ def num_parameters(module):
     return sum(parameter.numel() for parameter in module.parameters())
 
 
-# ---- bodies -----------------------------------------------------------------------------------------------------------
+# ---- backbones -----------------------------------------------------------------------------------------------------------
 
 
 def test_published_sizes():
@@ -155,7 +155,7 @@ def test_all_norms_make_one_network(lean, body, training):
         torch.testing.assert_close(one.grad, other.grad, rtol=2e-2, atol=1e-4)
 
 
-def test_tiny_network_fits_one_picture():
+def test_tiny_network_fits_one_image():
     segmenter = small_segmenter(3, head_channels=16)
     x = torch.randn(2, 3, 32, 32)
     labels = (x.mean(1) > 0).long() + torch.arange(2).view(2, 1, 1)

@@ -58,17 +58,17 @@ def named(*hostile: str) -> tuple[str, ...]:
 
 
 def write_own(root: Path, names: tuple[str, ...]) -> Path:
-    """Four pictures of each class to train on and one to test."""
+    """Four images of each class to train on and one to test."""
     for kind in ("images", "masks"):
         (root / kind).mkdir(parents=True)
     for split, count in {"train": 4, "val": 1}.items():
-        pictures = [f"{split}{label}_{i}" for label in range(1, len(names) + 1) for i in range(count)]
-        for number, name in enumerate(pictures):
+        images = [f"{split}{label}_{i}" for label in range(1, len(names) + 1) for i in range(count)]
+        for number, name in enumerate(images):
             mask = np.zeros((32, 32), np.uint8)
             mask[8:24] = 1 + number // count
             Image.fromarray(40 * mask).convert("RGB").save(root / f"images/{name}.png")
             Image.fromarray(mask).save(root / f"masks/{name}.png")
-        (root / f"{split}.txt").write_text("\n".join(pictures))
+        (root / f"{split}.txt").write_text("\n".join(images))
     (root / "classes.txt").write_text("\n".join(names))
     return root
 
@@ -101,7 +101,7 @@ def test_tensorboard_shows_every_name_under_a_tag_of_its_own(tmp_path, capsys):
         classes = len(result["classes"])
         board.confusion(np.eye(classes, dtype=int), result["classes"], result["step"])
     image, label = np.zeros((8, 16, 3), np.uint8), np.arange(128).reshape(8, 16) % len(NAMES)
-    board.picture(0, image, label, label, STEPS[1], 1)
+    board.image(0, image, label, label, STEPS[1], 1)
     board.close()
     assert "cannot be drawn" not in capsys.readouterr().err
     events = EventAccumulator(str(tmp_path), size_guidance={"scalars": 0}).Reload()
@@ -162,9 +162,9 @@ def test_a_run_named_like_a_formula_is_compared(tmp_path, monkeypatch, capsys):
     runs = [tmp_path / "runs" / name for name in (FORMULA.replace("/", ":"), "\x1b[31m|red")]
     for run in runs:
         write_run(tmp_path / "runs", run.name, model__body=run.name)  # so that the two are said to differ
-    picture = tmp_path / "x.png"
-    assert compare.main([*map(str, runs), "--picture", str(picture)]) == 0
-    assert picture.exists() and "\x1b" not in capsys.readouterr().out
+    image = tmp_path / "x.png"
+    assert compare.main([*map(str, runs), "--picture", str(image)]) == 0
+    assert image.exists() and "\x1b" not in capsys.readouterr().out
     assert compare.main([*map(str, runs), "--markdown"]) == 0
     table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert len(table) == 4 and len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1

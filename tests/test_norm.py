@@ -24,7 +24,7 @@ def signed_norm(kind="abn", activation="leaky_relu", channels=3, dtype=torch.flo
     return norm
 
 
-def pictures(num=4, channels=3, dtype=torch.float64, offset=0.0):
+def images(num=4, channels=3, dtype=torch.float64, offset=0.0):
     generator = torch.Generator().manual_seed(2)
     return torch.randn(num, channels, 5, 4, generator=generator, dtype=dtype) + offset
 
@@ -34,7 +34,7 @@ def pictures(num=4, channels=3, dtype=torch.float64, offset=0.0):
 def test_formula_and_running_statistics(activation, training):
     norm = signed_norm(activation=activation).train(training)
     before = {name: tensor.clone() for name, tensor in norm.state_dict().items()}
-    x = pictures()
+    x = images()
     mean, var = (x.mean((0, 2, 3)), x.var((0, 2, 3), unbiased=False))
     if not training:
         mean, var = before["running_mean"], before["running_var"]
@@ -62,7 +62,7 @@ def test_state_has_four_tensors(kind):
 @pytest.mark.parametrize("training", [True, False])
 def test_twice_differentiable(activation, training):
     norm = signed_norm(activation=activation).train(training)
-    x = pictures(2)[:, :, :2, :2].clone().requires_grad_()
+    x = images(2)[:, :, :2, :2].clone().requires_grad_()
 
     def run(x, weight, bias):
         return torch.func.functional_call(norm, {"weight": weight, "bias": bias}, (x,))
@@ -82,7 +82,7 @@ def test_lean_forms_equal_the_plain_one(lean, activation, training, memory_forma
     results = []
     for kind in ("abn", lean):
         norm = signed_norm(kind, activation, dtype=torch.float32).train(training)
-        x = pictures(dtype=torch.float32).contiguous(memory_format=memory_format).requires_grad_()
+        x = images(dtype=torch.float32).contiguous(memory_format=memory_format).requires_grad_()
         out = norm(x.clone())  # iabn overwrites what it is given
         (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
         results.append([out, x.grad, norm.weight.grad, norm.bias.grad, dict(norm.state_dict())])
@@ -101,8 +101,8 @@ def test_the_end_of_a_residual_block(kind, training):
         lambda x, r: F.leaky_relu(plain(x) + r, LEAKY_SLOPE),
         lambda x, r: add_and_activate(norm, x, r),
     ):
-        x = pictures(dtype=torch.float32).requires_grad_()
-        residual = pictures(dtype=torch.float32, offset=0.3).flip(0).requires_grad_()
+        x = images(dtype=torch.float32).requires_grad_()
+        residual = images(dtype=torch.float32, offset=0.3).flip(0).requires_grad_()
         out = form(x.clone(), residual)
         (out * torch.linspace(-1, 1, out.numel()).view_as(out)).sum().backward()
         results.append([out, x.grad, residual.grad])
@@ -156,7 +156,7 @@ def test_unknown_names_are_refused():
 
 # ---- two processes ----------------------------------------------------------------------------------------------------
 
-# (pictures per rank, dtype, offset of the values)
+# (images per rank, dtype, offset of the values)
 CASES = {
     "equal": ((4, 4), torch.float64, 0.0),
     "unequal": ((6, 2), torch.float64, 0.0),
@@ -193,7 +193,7 @@ def kept_by_precision():
 def observe_cases(rank):
     results = {}
     for name, (sizes, dtype, offset) in CASES.items():
-        x = pictures(sum(sizes), dtype=dtype, offset=offset)
+        x = images(sum(sizes), dtype=dtype, offset=offset)
         norm = signed_norm(dtype=dtype)
         norm.group = dist.group.WORLD
         results[name] = observe(norm, x.split(sizes)[rank], loss_weights(x).split(sizes)[rank])
@@ -273,7 +273,7 @@ def two_ranks(tmp_path_factory):
 @pytest.mark.parametrize("function", ["eager", "torch"])
 def test_two_ranks_equal_one_process(two_ranks, function, case):
     sizes, dtype, offset = CASES[case]
-    x = pictures(sum(sizes), dtype=dtype, offset=offset).double()
+    x = images(sum(sizes), dtype=dtype, offset=offset).double()
     whole = observe(signed_norm(dtype=dtype).double(), x, loss_weights(x.to(dtype)).double())
     ranks = [results[function][case] for results in two_ranks]
     tolerance = {"rtol": 1e-10, "atol": 1e-10} if dtype == torch.float64 else {"rtol": 5e-3, "atol": 5e-3}
@@ -305,6 +305,6 @@ def test_who_synchronises(two_ranks):
 
 def test_separate_batches_would_not_pass():
     """The two-rank comparison can fail: statistics per half differ from those of the whole."""
-    x = pictures(8)
+    x = images(8)
     halves = torch.cat([signed_norm()(half) for half in x.split(4)])
     assert not torch.allclose(halves, signed_norm()(x))

@@ -20,12 +20,12 @@ VAL = [[1, 2], [3], [4], [5, 1]]
 
 @pytest.fixture
 def root(tmp_path) -> Path:
-    """Five classes in 32-pixel pictures; JPEG and PNG files, some of them in a folder of their own."""
+    """Five classes in 32-pixel images; JPEG and PNG files, some of them in a folder of their own."""
     root = tmp_path / "own"
     rng = np.random.default_rng(0)
     lists = {}
-    for split, pictures in {"train": TRAIN, "val": VAL}.items():
-        for number, classes in enumerate(pictures):
+    for split, images in {"train": TRAIN, "val": VAL}.items():
+        for number, classes in enumerate(images):
             name = f"{'street/' if number % 2 else ''}{split}{number}"
             for kind in ("images", "masks"):
                 (root / kind / name).parent.mkdir(parents=True, exist_ok=True)
@@ -65,7 +65,7 @@ def test_three_steps_by_name_with_mib_and_altersgd(run, tmp_path):
         ["background", "tree", "road", "building", "car"],
         ["background", "tree", "road", "building", "car", "person"],
     ]
-    # overlapped: five pictures serve two steps
+    # overlapped: five images serve two steps
     assert [step["images"] for step in results["steps"]] == [10, 5, 4]
     assert all(0 <= value <= 1 for value in results["steps"][2]["iou"].values() if value is not None)
     assert results["config"]["data"]["steps"] == [["tree", "road", "building"], ["car"], ["person"]]
@@ -144,11 +144,11 @@ def no_list(root):
     (root / "val.txt").unlink()
 
 
-def class_without_pictures(root):
+def class_without_images(root):
     (root / "train.txt").write_text("\n".join(["train0", "street/train1", "train2", "train6"]))
 
 
-def too_few_pictures(root):
+def too_few_images(root):
     names = (root / "train.txt").read_text().split()
     (root / "train.txt").write_text("\n".join(names[:9] + names[10:]))
 
@@ -163,15 +163,15 @@ def class_named_twice(root):
         (remove_mask, ["train.txt, line 1: train0 lacks its mask", "add the file or remove the line"]),
         (
             remove_several,
-            ["2 in all", "train0 lacks its mask", "street/val1 lacks its picture", "scripts.check_data"],
+            ["2 in all", "train0 lacks its mask", "street/val1 lacks its image", "scripts.check_data"],
         ),
         (unknown_class, ["train0.png: holds the label 6, but classes go from 0 to 5", "the class names"]),
         (colour_mask, ["a colour mask (RGB)", "python -m scripts.convert_masks"]),
-        (other_size, ["is 30 x 32 but its picture 32 x 32"]),
+        (other_size, ["is 30 x 32 but its image 32 x 32"]),
         (empty_list, ["val.txt: the file is empty; write one entry per line"]),
         (no_list, ["a data set of your own is not below data.root", "lacks val.txt"]),
-        (class_without_pictures, ["step 2 learns person (5), but none of its 0 training pictures"]),
-        (too_few_pictures, ["step 1", "train.batch_size"]),
+        (class_without_images, ["step 2 learns person (5), but none of its 0 training images"]),
+        (too_few_images, ["step 1", "train.batch_size"]),
         (class_named_twice, ["'road' is named twice"]),
     ],
 )

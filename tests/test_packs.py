@@ -11,7 +11,7 @@ import pytest
 import torch
 from conftest import mostly_slow, write_voc
 from PIL import Image
-from test_data import make_folder, make_voc, write_picture
+from test_data import make_folder, make_voc, write_image
 from torch.utils.data import DataLoader
 
 import train
@@ -31,7 +31,7 @@ def make_ade(base: Path) -> Path:
     for split, names in {"training": "ab", "validation": "v"}.items():
         for name in names:
             image, mask = (base / kind / split / name for kind in ("images", "annotations"))
-            write_picture(image.with_suffix(".jpg"), mask.with_suffix(".png"), [0, 1, 150])
+            write_image(image.with_suffix(".jpg"), mask.with_suffix(".png"), [0, 1, 150])
     return base
 
 
@@ -48,8 +48,8 @@ def packed(tmp_path) -> Path:
     return pack(make_voc(tmp_path / "voc"), tmp_path / "voc.pack")
 
 
-def examples(pictures) -> list:
-    data = StepDataset(pictures, TABLE, train_transform(6))
+def examples(samples) -> list:
+    data = StepDataset(samples, TABLE, train_transform(6))
     return [data[epoch, position] for epoch in range(2) for position in range(len(data))]
 
 
@@ -64,7 +64,7 @@ def test_a_packed_set_is_the_set_of_its_folder(kind, keep, tmp_path):
     assert packed.class_names == folder.class_names and packed.void_labels == folder.void_labels
     assert packed.train_list == folder.train_list
     for ours, theirs in ((packed.train, folder.train), (packed.test, folder.test)):
-        assert [picture.name for picture in ours] == [picture.name for picture in theirs]
+        assert [sample.name for sample in ours] == [sample.name for sample in theirs]
         for a, b in zip(examples(ours), examples(theirs), strict=True):
             assert all(map(torch.equal, a, b))
         one, other = (read_index(kind, p, folder.num_classes, tmp_path) for p in (ours, theirs))
@@ -83,12 +83,12 @@ def test_a_packed_image_is_shown_turned_and_the_note_stays(keep, tmp_path):
     ours, theirs = (data.train[0].image for data in (packed, folder))
     assert np.array_equal(read_image(ours), read_image(theirs)) and read_image(ours).shape == (6, 8, 3)
     notes = read_index("folder", packed.train, 3, tmp_path).notes
-    assert notes == [f"1 pictures are read turned as their EXIF data say: {ours} for example"]
+    assert notes == [f"1 images are read turned as their EXIF data say: {ours} for example"]
 
 
 def test_a_packed_voc_holds_all_of_its_lists(packed, tmp_path):
     assert len(load_dataset("voc", packed).train) == 3
-    assert [picture.name for picture in load_dataset("voc", packed, "train").train] == ["a"]
+    assert [sample.name for sample in load_dataset("voc", packed, "train").train] == ["a"]
     write_voc(tmp_path / "own", [[1], [2]], [[1]])
     with pytest.raises(DataError, match="holds train_aug and val; pack a folder that has train too"):
         load_dataset("voc", pack(tmp_path / "own", tmp_path / "own.pack"), "train")
@@ -136,8 +136,8 @@ def test_check_data_counts_a_packed_set_as_its_folder(tmp_path, capsys):
 
 @pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_read_a_packed_set(start, packed):
-    pictures = load_dataset("voc", packed).train
-    data = StepDataset(pictures, TABLE)
+    samples = load_dataset("voc", packed).train
+    data = StepDataset(samples, TABLE)
     here = [data[0, position] for position in range(3)]  # opens the file before the workers are there
     batches = [[(0, position)] for position in range(3)] * 4
     loader = DataLoader(data, batch_sampler=batches, num_workers=2, multiprocessing_context=start)
@@ -146,10 +146,10 @@ def test_workers_read_a_packed_set(start, packed):
 
 
 def test_a_process_that_is_handed_a_packed_set_opens_it_anew(packed):
-    pictures = load_dataset("voc", packed).train
-    before = read_image(pictures[0].image)
-    handed = pickle.loads(pickle.dumps(pictures))
-    del pictures  # and with it its open file
+    samples = load_dataset("voc", packed).train
+    before = read_image(samples[0].image)
+    handed = pickle.loads(pickle.dumps(samples))
+    del samples  # and with it its open file
     assert np.array_equal(read_image(handed[0].image), before)
 
 
@@ -157,10 +157,10 @@ def test_a_process_that_is_handed_a_packed_set_opens_it_anew(packed):
 def test_a_packed_set_is_one_open_file(packed):
     count = len(os.listdir("/proc/self/fd"))
     dataset = load_dataset("voc", packed)
-    for picture in dataset.train + dataset.test:
-        read_image(picture.image), read_mask(picture.mask)
+    for sample in dataset.train + dataset.test:
+        read_image(sample.image), read_mask(sample.mask)
     assert len(os.listdir("/proc/self/fd")) == count + 1
-    del dataset, picture
+    del dataset, sample
     assert len(os.listdir("/proc/self/fd")) == count
 
 
@@ -202,30 +202,28 @@ def test_a_file_that_is_no_whole_pack_is_refused(damage, said, packed, capsys):
 @pytest.mark.parametrize("keep", KEEPS)
 def test_a_damaged_record_is_named(keep, tmp_path):
     packed = pack(make_voc(tmp_path / "voc"), tmp_path / "packed", keep)
-    pictures = load_dataset("voc", packed).train
-    read_index("voc", pictures, 21, tmp_path)
-    overwrite(packed, pictures[1].mask.start + 40, b"\x07\x09")
+    samples = load_dataset("voc", packed).train
+    read_index("voc", samples, 21, tmp_path)
+    overwrite(packed, samples[1].mask.start + 40, b"\x07\x09")
     with pytest.raises(
         DataError, match=r"SegmentationClassAug/b\.png in .*packed: is damaged; make it again"
     ):
-        read_index("voc", pictures, 21, tmp_path)
+        read_index("voc", samples, 21, tmp_path)
 
 
 def test_a_pack_that_shrinks_under_a_run_gives_a_message(packed):
-    picture = load_dataset("voc", packed).train[-1]
-    os.truncate(packed, picture.mask.start)
+    sample = load_dataset("voc", packed).train[-1]
+    os.truncate(packed, sample.mask.start)
     with pytest.raises(DataError, match="ends before its last record"):
-        read_mask(picture.mask)
+        read_mask(sample.mask)
 
 
 def test_a_pack_that_is_written_anew_under_a_run_gives_a_message(packed, tmp_path):
-    pictures = load_dataset("voc", packed).train
-    write_picture(
-        tmp_path / "voc/JPEGImages/a.jpg", tmp_path / "voc/SegmentationClassAug/a.png", [1], (30, 20)
-    )
+    samples = load_dataset("voc", packed).train
+    write_image(tmp_path / "voc/JPEGImages/a.jpg", tmp_path / "voc/SegmentationClassAug/a.png", [1], (30, 20))
     pack(tmp_path / "voc", packed)
     with pytest.raises(DataError, match="was packed anew since this run began"):
-        read_image(pictures[0].image)
+        read_image(samples[0].image)
 
 
 def test_a_pack_of_another_kind_is_refused(packed):
@@ -242,7 +240,7 @@ def test_what_cannot_be_trained_on_is_not_packed(packed, tmp_path, capsys):
     assert "b.jpg" in said and "c.png" in said and "(2 in all)" in said
     (tmp_path / "voc/JPEGImages/b.jpg").unlink()
     assert pack_data.main([str(tmp_path / "voc"), str(packed)]) == 2
-    assert "b lacks its picture" in capsys.readouterr().err
+    assert "b lacks its image" in capsys.readouterr().err
     assert packed.read_bytes() == before and sorted(p.name for p in tmp_path.iterdir()) == ["voc", "voc.pack"]
 
 

@@ -1,4 +1,4 @@
-"""The paper's figures: they agree with each other, and with the file they were typed from where somebody has it."""
+"""The paper's numbers: they agree with each other, and with the file they were typed from where somebody has it."""
 
 from fractions import Fraction
 from statistics import fmean
@@ -23,7 +23,7 @@ def config(*arguments: str) -> dict:
     return read_config([*arguments, "data.root=/nowhere"]).model_dump(mode="json")
 
 
-# ---- the figures ------------------------------------------------------------------------------------------------------
+# ---- the numbers ------------------------------------------------------------------------------------------------------
 
 
 def group_means(per_class) -> list[float]:
@@ -51,7 +51,7 @@ def test_the_tables_agree_with_each_other():
         assert (15 * old + 5 * new) / 20 == pytest.approx(every, abs=2 * HALF_A_DIGIT + 1e-9)
 
 
-def test_the_figures_are_those_of_the_shared_tables(shared):
+def test_the_numbers_are_those_of_the_shared_tables(shared):
     tables = yaml.safe_load((shared / "paper/tables.yaml").read_text(encoding="utf-8"))
     assert list(paper.CLASSES) == tables["classes"]
     printed = tables["table_1_and_2"]

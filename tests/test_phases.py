@@ -286,7 +286,7 @@ def test_an_ascent_takes_the_next_batch_or_its_descents():
     assert [same.batch_of(t, 9) for t in range(1, 10)] == [1, 2, 3, 4, 5, 5, 7, 7, 9]
 
 
-def test_the_rate_may_hold_in_the_phase():
+def test_the_learning_rate_may_hold_in_the_phase():
     decay, hold = AlterSGD(0.5, 1.0, 1.0, lr="decay"), AlterSGD(0.5, 1.0, 1.0, lr="hold")
     assert [decay.schedule_iteration(t, 9) for t in range(1, 10)] == list(range(1, 10))
     assert [hold.schedule_iteration(t, 9) for t in range(1, 10)] == [1, 2, 3, 4, 5, 5, 5, 5, 5]
@@ -387,7 +387,7 @@ def test_off_steps_are_plain_gradient_steps():
 def trained(phase, method_name: str, total: int = 12, until: int | None = None) -> list[torch.Tensor]:
     """The weights after a toy step 1 under the phase, with momentum, Nesterov, decay and the poly schedule.
 
-    `until` ends it there, with the rates of the whole step.
+    `until` ends it there, with the learning rates of the whole step.
     """
     torch.manual_seed(3)
     teacher = ToySegmenter(3)

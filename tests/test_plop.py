@@ -56,17 +56,17 @@ def outputs(logits: torch.Tensor) -> Output:
 # ------------------------------------------------------------------------------------------------------------ Local POD
 
 
-def slow_embedding(picture: torch.Tensor, scales) -> list[float]:
+def slow_embedding(image: torch.Tensor, scales) -> list[float]:
     """All means over the width and over the height of every window of a C x H x W map of squares."""
     numbers = []
-    channels, height, width = picture.shape
+    channels, height, width = image.shape
     for s in scales:
         rows, columns = height // s, width // s
         for i in range(s if rows and columns else 0):
             for j in range(s):
                 for c in range(channels):
                     window = [
-                        [float(picture[c, i * rows + y, j * columns + x]) ** 2 for x in range(columns)]
+                        [float(image[c, i * rows + y, j * columns + x]) ** 2 for x in range(columns)]
                         for y in range(rows)
                     ]
                     numbers += [sum(line) / columns for line in window]
@@ -247,16 +247,16 @@ def test_labels_are_rewritten_in_every_case():
         assert method.targets(labels, outputs(logits))[0, 0, 2] == wanted
 
 
-def test_nu_is_the_share_of_sure_old_pixels_of_each_picture():
-    pictures = {
+def test_nu_is_the_share_of_sure_old_pixels_of_each_image():
+    images = {
         (0, 1, UNSURE, UNSURE): 0.5,
         (0, 1, 3, VOID): 1.0,
         (UNSURE, UNSURE, 3, 3): 0.0,
         (2, UNSURE, UNSURE, VOID): 1 / 3,
         (3, 3, 3, VOID): 1.0,  # no old pixel
     }
-    labels = torch.tensor(list(pictures)).view(-1, 2, 2)
-    assert share_of_sure(labels, 3).tolist() == pytest.approx(list(pictures.values()))
+    labels = torch.tensor(list(images)).view(-1, 2, 2)
+    assert share_of_sure(labels, 3).tolist() == pytest.approx(list(images.values()))
 
 
 # ----------------------------------------------------------------------------------------------------------------- l_seg
@@ -368,8 +368,8 @@ PUBLISHED = ("method.name=plop", "method.strength=null")
 def test_a_resumed_step_is_not_surveyed_again(toy_arguments, tmp_path, monkeypatch):
     seen, original = [], PLOP.survey
 
-    def survey(self, pictures):
-        original(self, pictures)
+    def survey(self, images):
+        original(self, images)
         seen.append(self.thresholds)
 
     monkeypatch.setattr(PLOP, "survey", survey)
@@ -406,10 +406,10 @@ def test_a_wrong_option_is_refused_before_training(toy_arguments, capsys):
 def test_the_survey_sees_the_precision_of_training(toy_arguments, monkeypatch):
     seen, original = {}, PLOP.survey
 
-    def survey(method, pictures):
-        pictures = list(pictures)
-        seen["survey"] = pictures[0][1].stages[0].dtype
-        original(method, pictures)
+    def survey(method, images):
+        images = list(images)
+        seen["survey"] = images[0][1].stages[0].dtype
+        original(method, images)
 
     def targets(method, labels, teacher):
         seen["training"] = teacher.stages[0].dtype
@@ -431,8 +431,8 @@ def test_altersgd_and_flatness_with_it(toy_arguments, tmp_path):
     phase = ("phase.name=altersgd", "phase.p=0.5", "run.flatness=4", "update.name=sam")
     assert train.main(toy_arguments(*PUBLISHED, *phase, "train.accumulate=2")) == 0
     results = json.loads((tmp_path / "runs/run/results.json").read_text())
-    for figures in results["steps"][1]["flatness"].values():
-        assert figures["squared_gradient_norm"] > 0 and math.isfinite(figures["top_eigenvalue"])
+    for metrics in results["steps"][1]["flatness"].values():
+        assert metrics["squared_gradient_norm"] > 0 and math.isfinite(metrics["top_eigenvalue"])
 
 
 @pytest.mark.slow
@@ -441,7 +441,7 @@ def test_it_forgets_less_than_fine_tuning(toy_arguments, tmp_path):
     assert train.main(toy_arguments(*long, "train.last_step=0", name="first")) == 0
     start = f"train.start_from={tmp_path}/runs/first/step_0.pt"
     old = {}
-    # A handful of small pictures has too few pixels for the histograms of the code.
+    # A handful of small images has too few pixels for the histograms of the code.
     for name, method in (("ft", ("method.name=ft",)), ("plop", (*PUBLISHED, "method.options.median=paper"))):
         assert train.main(toy_arguments(*long, *method, start, name=name)) == 0
         results = json.loads((tmp_path / f"runs/{name}/results.json").read_text())["steps"]
@@ -462,7 +462,7 @@ def survey_rank(rank: int, world: int, port: int, folder) -> None:
 
 
 @pytest.mark.slow
-def test_two_ranks_have_the_thresholds_of_all_pictures(tmp_path):
+def test_two_ranks_have_the_thresholds_of_all_images(tmp_path):
     multiprocessing.spawn(survey_rank, (2, free_port(), tmp_path), nprocs=2)
     for median in ("code", "paper"):
         alone, half = plop(median=median), plop(median=median)

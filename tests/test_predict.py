@@ -1,4 +1,4 @@
-"""scripts.predict: odd pictures, odd arguments, and what is written."""
+"""scripts.predict: odd images, odd arguments, and what is written."""
 
 import os
 import struct
@@ -57,9 +57,9 @@ def speckled(width: int, height: int, seed: int = 0) -> Image.Image:
 
 def with_corner(width: int = 40, height: int = 24) -> Image.Image:
     """Green, with red in the upper left corner."""
-    picture = Image.new("RGB", (width, height), GREEN)
-    picture.paste(RED, (0, 0, 8, 8))
-    return picture
+    image = Image.new("RGB", (width, height), GREEN)
+    image.paste(RED, (0, 0, 8, 8))
+    return image
 
 
 def seen_by(path) -> np.ndarray:
@@ -76,11 +76,11 @@ def call(run, *arguments) -> int:
     return predict.main([str(run), *map(str, arguments)])
 
 
-# ---- any picture ------------------------------------------------------------------------------------------------------
+# ---- any image ------------------------------------------------------------------------------------------------------
 
 
-def write_odd_pictures(folder) -> dict[str, tuple[int, int]]:
-    """Every kind of picture; returns name -> size as seen."""
+def write_odd_images(folder) -> dict[str, tuple[int, int]]:
+    """Every kind of image; returns name -> size as seen."""
     folder.mkdir()
     plain = speckled(37, 23)
     plain.save(folder / "plain.jpg")
@@ -113,8 +113,8 @@ def write_odd_pictures(folder) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.slow
-def test_any_picture_gets_a_mask_of_its_size_and_a_valid_overlay(run, tmp_path, capsys):
-    sizes = write_odd_pictures(tmp_path / "in")
+def test_any_image_gets_a_mask_of_its_size_and_a_valid_overlay(run, tmp_path, capsys):
+    sizes = write_odd_images(tmp_path / "in")
     assert call(run, tmp_path / "in", "--out", tmp_path / "out") == 0
     assert len(sizes) == 22
     assert {p.name for p in (tmp_path / "out").iterdir()} == {
@@ -135,7 +135,7 @@ def test_any_picture_gets_a_mask_of_its_size_and_a_valid_overlay(run, tmp_path, 
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-def test_pictures_are_turned_as_exif_says(orientation, tmp_path):
+def test_images_are_turned_as_exif_says(orientation, tmp_path):
     exif = Image.Exif()
     exif[ORIENTATION] = orientation
     with_corner().save(tmp_path / "p.png", exif=exif)
@@ -148,13 +148,13 @@ def test_pictures_are_turned_as_exif_says(orientation, tmp_path):
     assert (seen == RED).all(axis=2).sum() == 64
 
 
-def test_the_mask_lies_as_the_picture_is_seen(run, tmp_path):
-    """A turned file and the same picture stored upright get the same mask."""
+def test_the_mask_lies_as_the_image_is_seen(run, tmp_path):
+    """A turned file and the same image stored upright get the same mask."""
     exif = Image.Exif()
     exif[ORIENTATION] = 8
-    picture = speckled(48, 32)
-    picture.save(tmp_path / "turned.png", exif=exif)
-    picture.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "upright.png")
+    image = speckled(48, 32)
+    image.save(tmp_path / "turned.png", exif=exif)
+    image.transpose(Image.Transpose.ROTATE_90).save(tmp_path / "upright.png")
     assert call(run, tmp_path / "turned.png", tmp_path / "upright.png", "--out", tmp_path / "out") == 0
     turned, upright = (np.asarray(mask_of(tmp_path / "out", name)) for name in ("turned", "upright"))
     assert turned.shape == (48, 32) and np.array_equal(turned, upright)
@@ -182,14 +182,14 @@ def test_transparency_lies_on_white_and_deep_greys_keep_their_order(tmp_path):
 def test_the_first_frame_of_an_animation_is_taken(tmp_path):
     frames = [Image.new("RGB", (9, 9), colour) for colour in (RED, GREEN)]
     frames[0].save(tmp_path / "a.gif", save_all=True, append_images=frames[1:])
-    picture, num_frames = open_image(tmp_path / "a.gif", ANY_FORMATS)
-    assert num_frames == 2 and picture.getpixel((4, 4)) == RED
+    image, num_frames = open_image(tmp_path / "a.gif", ANY_FORMATS)
+    assert num_frames == 2 and image.getpixel((4, 4)) == RED
 
 
-def test_large_pictures_are_shown_reduced_and_masks_enlarged(run, tmp_path, capsys):
+def test_large_images_are_shown_reduced_and_masks_enlarged(run, tmp_path, capsys):
     speckled(3000, 2000).save(tmp_path / "large.jpg")
-    picture = tmp_path / "large.jpg"
-    assert call(run, picture, "--out", tmp_path, "--megapixels", "0.06", "--probabilities") == 0
+    image = tmp_path / "large.jpg"
+    assert call(run, image, "--out", tmp_path, "--megapixels", "0.06", "--probabilities") == 0
     assert "3000 x 2000, shown to the network at 300 x 200" in capsys.readouterr().out
     mask = np.asarray(mask_of(tmp_path, "large"))
     assert mask.shape == (2000, 3000)
@@ -218,7 +218,7 @@ def test_size_for_the_network(size, shorter, megapixels, expected):
 
 
 @pytest.mark.slow
-def test_a_picture_of_twelve_megapixels_at_the_default_limit(run, tmp_path, capsys):
+def test_an_image_of_twelve_megapixels_at_the_default_limit(run, tmp_path, capsys):
     speckled(4000, 3000).save(tmp_path / "large.jpg")
     assert call(run, tmp_path / "large.jpg", "--out", tmp_path) == 0
     assert "shown to the network at 1633 x 1225" in capsys.readouterr().out
@@ -234,7 +234,7 @@ def test_broken_files_are_named_and_the_rest_is_done(run, tmp_path, capsys):
     speckled(64, 64).save(folder / "whole.jpg")
     whole = (folder / "whole.jpg").read_bytes()
     (folder / "cut.jpg").write_bytes(whole[: len(whole) // 2])
-    (folder / "text.jpg").write_text("this is no picture")
+    (folder / "text.jpg").write_text("this is no image")
     (folder / "empty.png").touch()
     (folder / "notes.txt").write_text("not looked at")
     missing = tmp_path / "missing.jpg"
@@ -244,7 +244,7 @@ def test_broken_files_are_named_and_the_rest_is_done(run, tmp_path, capsys):
     skipped = [line for line in said.err.splitlines() if line.startswith("skipped ")]
     reasons = {
         missing: "no such file",
-        tmp_path / "hollow": "no picture in this folder",
+        tmp_path / "hollow": "no image in this folder",
         folder / "cut.jpg": "truncated",
         folder / "text.jpg": "its first bytes are not those of",
         folder / "empty.png": "the file is empty",
@@ -256,13 +256,13 @@ def test_broken_files_are_named_and_the_rest_is_done(run, tmp_path, capsys):
     assert sorted(p.name for p in (tmp_path / "out").iterdir()) == ["whole_mask.png", "whole_overlay.png"]
 
 
-def test_what_only_looks_like_a_picture_stops_nothing(run, tmp_path, capsys):
+def test_what_only_looks_like_an_image_stops_nothing(run, tmp_path, capsys):
     folder = tmp_path / "in"
     (folder / "folder.jpg").mkdir(parents=True)
     speckled(20, 10).save(folder / "folder.jpg" / "inside.png")
     os.mkfifo(folder / "pipe.jpg")  # opening it would wait for somebody who writes
     (folder / "link.jpg").symlink_to(tmp_path / "nowhere.jpg")
-    header = struct.pack(">IIBBBBB", 200_000, 200_000, 8, 2, 0, 0, 0)  # of a picture of 120 GB
+    header = struct.pack(">IIBBBBB", 200_000, 200_000, 8, 2, 0, 0, 0)  # of an image of 120 GB
     (folder / "bomb.png").write_bytes(b"\x89PNG\r\n\x1a\n" + png_chunk(b"IHDR", header) + png_chunk(b"IEND"))
     assert call(run, folder, tmp_path / ("n" * 300), "--out", tmp_path / "out") == 1
     said = capsys.readouterr()
@@ -282,7 +282,7 @@ def png_chunk(kind: bytes, content: bytes = b"") -> bytes:
 
 
 def test_broken_files_are_named_once_over_all_steps(run, tmp_path, capsys):
-    (tmp_path / "text.jpg").write_text("this is no picture")
+    (tmp_path / "text.jpg").write_text("this is no image")
     (tmp_path / "empty.jpg").touch()
     files = tmp_path / "text.jpg", tmp_path / "empty.jpg"
     assert call(run, *files, "--out", tmp_path / "out", "--all-steps") == 1
@@ -295,7 +295,7 @@ def test_broken_files_are_named_once_over_all_steps(run, tmp_path, capsys):
 # ---- names ------------------------------------------------------------------------------------------------------------
 
 
-def test_pictures_of_the_same_name_do_not_overwrite_each_other(run, tmp_path):
+def test_images_of_the_same_name_do_not_overwrite_each_other(run, tmp_path):
     for place in ("rome/1.png", "oslo/1.png", "oslo/1.bmp", "x/oslo/1.png", "rome/2.png"):
         (tmp_path / "in" / place).parent.mkdir(parents=True, exist_ok=True)
         speckled(20, 20, seed=len(place)).save(tmp_path / "in" / place)
@@ -319,14 +319,14 @@ def test_any_name_of_a_file_will_do(run, tmp_path, capsys):
     assert (tmp_path / "out" / "two\nlines_mask.png").exists()
 
 
-def test_results_do_not_become_pictures(run, tmp_path):
+def test_results_do_not_become_images(run, tmp_path):
     speckled(20, 20).save(tmp_path / "a.png")
     for _ in range(2):
         assert call(run, tmp_path, "--out", tmp_path / "out") == 0
     assert len(list((tmp_path / "out").iterdir())) == 2
 
 
-def test_pictures_are_never_written_to(run, tmp_path, capsys):
+def test_images_are_never_written_to(run, tmp_path, capsys):
     for name in ("a.png", "a_mask.png"):
         speckled(20, 20).save(tmp_path / name)
     before = (tmp_path / "a_mask.png").read_bytes()
@@ -352,11 +352,11 @@ def test_step_and_checkpoint_file_choose_the_network(run, tmp_path):
 
 
 def test_the_mask_is_what_the_network_says(run, tmp_path):
-    picture = speckled(32, 48)
-    picture.save(tmp_path / "p.png")
+    image = speckled(32, 48)
+    image.save(tmp_path / "p.png")
     assert call(run, tmp_path / "p.png", "--out", tmp_path, "--device", "cpu") == 0
     model, state = checkpoint.load_segmenter(run / "step_2.pt")
-    pixels = torch.from_numpy(np.array(picture)).permute(2, 0, 1)[None] / 255
+    pixels = torch.from_numpy(np.array(image)).permute(2, 0, 1)[None] / 255
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225)))
     with torch.no_grad():
         labels = model.eval()((pixels - mean) / std).logits.argmax(dim=1)[0]
@@ -407,8 +407,8 @@ def test_an_overlay_has_no_colours_but_those_of_classes(colour):
 
 
 def test_light_and_shade_remain_in_an_overlay():
-    picture, mask = speckled(9, 9), palette_image(np.full((9, 9), 15, np.uint8))
-    assert len(np.unique(np.asarray(overlays.tint(picture, mask)))) > 20
+    image, mask = speckled(9, 9), palette_image(np.full((9, 9), 15, np.uint8))
+    assert len(np.unique(np.asarray(overlays.tint(image, mask)))) > 20
 
 
 def test_legends_hold_many_classes_and_long_names():

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from data.vision import torchvision
 from models import build_segmenter
 from models.norm import ABN, LEAKY_SLOPE
-from models.pretrained import WeightsError, import_mib_checkpoint, load_body_weights
+from models.pretrained import WeightsError, import_mib_checkpoint, load_backbone_weights
 
 SHARED = os.environ.get("ALTERSGD_SHARED")
 
@@ -40,11 +40,11 @@ def small_segmenter(*num_classes, body="resnet18", seed=0, **options):
     return randomised(segmenter, seed)
 
 
-def pictures():
+def images():
     return torch.randn(2, 3, 33, 33, generator=torch.Generator().manual_seed(5))
 
 
-def same_body(one, other):
+def same_backbone(one, other):
     torch.testing.assert_close(dict(one.body.state_dict()), dict(other.body.state_dict()), rtol=0, atol=0)
 
 
@@ -52,7 +52,7 @@ def same_body(one, other):
 
 
 def theirs(name):
-    """torchvision's network at output stride 16 with our activation, and its body as a function."""
+    """torchvision's network at output stride 16 with our activation, and its backbone as a function."""
     torch.manual_seed(1)
     network = randomised(torchvision.models.get_model(name), seed=1)
     if name == "mobilenet_v2":
@@ -90,7 +90,7 @@ def test_torchvision_file_gives_the_same_function(tmp_path, name, training):
     )
     torch.save(network.state_dict(), tmp_path / "file.pth")
     segmenter = small_segmenter(body=name)
-    report = load_body_weights(segmenter, tmp_path / "file.pth")
+    report = load_backbone_weights(segmenter, tmp_path / "file.pth")
     assert report.format == "torchvision"
     assert all(key.startswith(("fc.", "classifier.", "features.18.")) for key in report.ignored)
     assert {"body." + key for key in segmenter.body.state_dict()} == set(report.matched)
@@ -98,8 +98,8 @@ def test_torchvision_file_gives_the_same_function(tmp_path, name, training):
     network.double().train(training)
     segmenter.double().train(training)
     with torch.no_grad():
-        expected = body(pictures().double())
-        actual = segmenter.body(pictures().double())
+        expected = body(images().double())
+        actual = segmenter.body(images().double())
     assert (actual - expected).abs().max() < 1e-5 * expected.abs().max()
 
 
@@ -108,8 +108,8 @@ def test_a_scale_of_zero_keeps_a_gradient(tmp_path):
     network.layer1[0].bn2.weight.data[0] = 0.0
     torch.save(network.state_dict(), tmp_path / "file.pth")
     segmenter = small_segmenter(1)
-    load_body_weights(segmenter, tmp_path / "file.pth")
-    segmenter(pictures()).logits.square().sum().backward()
+    load_backbone_weights(segmenter, tmp_path / "file.pth")
+    segmenter(images()).logits.square().sum().backward()
     norm = segmenter.body.layer1[0].bn2
     assert 0 < norm.weight[0].item() < 1e-30
     assert norm.weight.grad[0] != 0
@@ -120,14 +120,14 @@ def test_a_scale_of_zero_keeps_a_gradient(tmp_path):
 def test_published_mobilenet_file():
     path = Path(SHARED) / "weights" / "mobilenet_v2-b0353104.pth"
     segmenter = small_segmenter(body="mobilenet_v2").double()
-    load_body_weights(segmenter, path)
+    load_backbone_weights(segmenter, path)
     network, body = theirs("mobilenet_v2")
     network.load_state_dict(torch.load(path, weights_only=True))
     network.double().eval()
     segmenter.eval()
     with torch.no_grad():
         torch.testing.assert_close(
-            segmenter.body(pictures().double()), body(pictures().double()), rtol=1e-4, atol=1e-4
+            segmenter.body(images().double()), body(images().double()), rtol=1e-4, atol=1e-4
         )
 
 
@@ -181,8 +181,8 @@ def test_iabn_names_are_those_of_its_authors(body):
 def test_iabn_file(tmp_path, body):
     source, segmenter = small_segmenter(body=body, seed=1), small_segmenter(body=body, seed=2)
     write_iabn(tmp_path / "resnet_iabn_sync.pth.tar", source)
-    report = load_body_weights(segmenter, str(tmp_path / "resnet_iabn_sync.pth.tar"))
-    same_body(segmenter, source)
+    report = load_backbone_weights(segmenter, str(tmp_path / "resnet_iabn_sync.pth.tar"))
+    same_backbone(segmenter, source)
     assert report.format == "InPlaceABN"
     assert report.ignored == ["classifier.fc.weight", "classifier.fc.bias"]
     assert "2 ignored (classifier.fc.weight, classifier.fc.bias)" in str(report)
@@ -196,7 +196,7 @@ def test_mib_checkpoint(tmp_path, present):
     report = import_mib_checkpoint(tmp_path / "15-5s_1.pth", segmenter)
     assert (report.ignored, report.missing) == ([], []) and len(report.matched) == len(source.state_dict())
     with torch.no_grad():
-        expected, actual = source(pictures()), segmenter(pictures())
+        expected, actual = source(images()), segmenter(images())
     assert segmenter.num_classes == 18
     torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
 
@@ -218,10 +218,10 @@ def test_a_mib_file_with_signed_norms_predicts_the_same(tmp_path, training, monk
     assert not report.note
     source.train(training), segmenter.train(training)
     with torch.no_grad():
-        actual = segmenter(pictures().double()).logits
-        as_iabn = source(pictures().double()).logits
+        actual = segmenter(images().double()).logits
+        as_iabn = source(images().double()).logits
         monkeypatch.setattr(ABN, "forward", signed_forward)
-        expected = source(pictures().double()).logits
+        expected = source(images().double()).logits
     assert (as_iabn - expected).abs().max() > 0.1 * expected.abs().max()  # the sign matters
     torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9 * expected.abs().max().item())
 
@@ -231,7 +231,7 @@ def test_negative_norm_weights_of_a_mib_file_are_said(tmp_path):
     write_mib(tmp_path / "file.pth", source)
     for report in (
         import_mib_checkpoint(tmp_path / "file.pth", small_segmenter()),
-        load_body_weights(small_segmenter(), tmp_path / "file.pth"),
+        load_backbone_weights(small_segmenter(), tmp_path / "file.pth"),
     ):
         assert "norm weights are negative and taken as |weight| + eps" in str(report)
         assert "--norm-act abn" in str(report)
@@ -242,18 +242,18 @@ def test_negative_norm_weights_of_a_mib_file_are_said(tmp_path):
     assert not import_mib_checkpoint(tmp_path / "file.pth", small_segmenter()).note
 
 
-def test_body_of_a_mib_checkpoint(tmp_path):
+def test_backbone_of_a_mib_checkpoint(tmp_path):
     source, segmenter = small_segmenter(3, seed=1), small_segmenter(5, seed=2)
     write_mib(tmp_path / "file.pth", source)
-    report = load_body_weights(segmenter, tmp_path / "file.pth")
-    same_body(segmenter, source)
+    report = load_backbone_weights(segmenter, tmp_path / "file.pth")
+    same_backbone(segmenter, source)
     assert "cls.0.weight" in report.ignored and "head.red_conv.weight" in report.ignored
 
 
 # ---- refused ----------------------------------------------------------------------------------------------------------
 
 
-def refused(match, source, body="resnet18", load=load_body_weights):
+def refused(match, source, body="resnet18", load=load_backbone_weights):
     segmenter = small_segmenter(3, body=body)
     before = {name: tensor.clone() for name, tensor in segmenter.state_dict().items()}
     with pytest.raises(WeightsError, match=match):
@@ -335,7 +335,7 @@ def test_other_content(tmp_path):
     torch.save([1, 2], tmp_path / "list.pth")
     refused("holds a list", tmp_path / "list.pth")
     torch.save({"encoder.weight": torch.zeros(2)}, tmp_path / "other.pth")
-    refused("no known body in it .*encoder.weight", tmp_path / "other.pth")
+    refused("no known backbone in it .*encoder.weight", tmp_path / "other.pth")
     refused("no such file", tmp_path / "nowhere.pth")
 
 
@@ -366,5 +366,5 @@ def test_imagenet_reads_the_downloaded_file(tmp_path, monkeypatch):
 
     monkeypatch.setattr(torch.hub, "download_url_to_file", download)
     monkeypatch.setattr("models.pretrained.sha256_of", lambda path: path.stem.rsplit("-", 1)[1])
-    report = load_body_weights(segmenter, "imagenet")
+    report = load_backbone_weights(segmenter, "imagenet")
     assert Path(report.source).parent == tmp_path / "checkpoints"

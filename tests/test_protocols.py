@@ -126,7 +126,7 @@ def test_published_test_counts(classes):
 
 
 @needs_lists
-def test_published_pictures_per_class(classes):
+def test_published_images_per_class(classes):
     counts = [
         586,
         486,
@@ -154,7 +154,7 @@ def test_published_pictures_per_class(classes):
 
 @needs_lists
 @pytest.mark.parametrize("protocol", PROTOCOLS["voc"])
-def test_disjoint_steps_partition_the_pictures(classes, protocol):
+def test_disjoint_steps_partition_the_images(classes, protocol):
     chosen = [
         select_train(classes["train_aug"], step, "disjoint") for step in protocol_steps("voc", protocol)
     ]

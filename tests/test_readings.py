@@ -204,7 +204,7 @@ def test_stop_costs_what_it_runs_and_pause_what_it_passes(tmp_path):
 
 # ---- results made up here -----------------------------------------------------------------------------------------------------
 
-Figures = Mapping[Setting, tuple[float, float]]  # mIoU of old and new classes
+Scores = Mapping[Setting, tuple[float, float]]  # mIoU of old and new classes
 
 
 def config_of(setting: Setting, seed: int = 1, epochs: int = 30) -> dict:
@@ -235,7 +235,7 @@ def made_up(setting: Setting, figures: tuple[float, float], seed: int = 1, epoch
     return RecordedRun(Path(name), results, name)
 
 
-def collected(figures: Figures, epochs: int = 30, seeds: Iterable[int] = (1,)) -> Collection:
+def collected(figures: Scores, epochs: int = 30, seeds: Iterable[int] = (1,)) -> Collection:
     runs = collect([made_up(setting, f, seed, epochs) for setting, f in figures.items() for seed in seeds])
     assert runs is not None
     return runs
@@ -247,13 +247,13 @@ def no_runs(epochs: int = 30) -> Collection:
     )
 
 
-# Where the paper prints no figure, one between its neighbours.
+# Where the paper prints no number, one between its neighbours.
 OVER_P = dict(zip(SIXTHS, [(0.5, 0.1), (1.0, 0.1), (14.1, 0.5), (35.0, 8.0), (52.7, 12.9)], strict=True))
 PLAIN = {x: paper.TABLE_3[x]["MiB"][:2] for x in paper.LAMBDAS}
 
 
 def as_printed(reading, epochs: int = 30) -> dict[Setting, tuple[float, float]]:
-    """A reading whose runs have the paper's own figures, beside MiB's."""
+    """A reading whose runs have the paper's own numbers, beside MiB's."""
     runs = no_runs(epochs)
     found = {mib(runs, x): figures for x, figures in PLAIN.items()}
     found |= {s: OVER_P[p] for p, s in over_p(runs, reading).items() if p < 1}
@@ -264,9 +264,9 @@ def as_printed(reading, epochs: int = 30) -> dict[Setting, tuple[float, float]]:
 
 
 def replaced(
-    figures: Figures, reading, changes: Mapping, epochs: int = 30
+    figures: Scores, reading, changes: Mapping, epochs: int = 30
 ) -> dict[Setting, tuple[float, float]]:
-    """With other figures (None: with no run) at a share, at (lambda_a, lambda_b), or of MiB with a lambda."""
+    """With other metrics (None: with no run) at a share, at (lambda_a, lambda_b), or of MiB with a lambda."""
     runs = no_runs(epochs)
     places = over_p(runs, reading) | over_lambda(runs, reading)
     places |= {f"MiB {x}": mib(runs, x) for x in paper.LAMBDAS}
@@ -297,7 +297,7 @@ def said(shown: Mapping[str, str], word: str) -> set[str]:
 
 @pytest.mark.parametrize("reading", READINGS, ids=lambda reading: reading.name)
 @pytest.mark.parametrize("epochs", [12, 30])
-def test_the_papers_own_figures_reproduce_all_of_its_facts(reading, epochs):
+def test_the_papers_own_numbers_reproduce_all_of_its_facts(reading, epochs):
     runs = collected(as_printed(reading, epochs), epochs)
     shown = verdicts(runs, reading)
     assert said(shown, "yes") == CRITERIA and shown["sum"] == "11 of 11"
@@ -417,7 +417,7 @@ def test_the_document_has_a_criterion_for_every_fact():
 
 @pytest.fixture(scope="module")
 def everything() -> Collection:
-    """All readings of 12 epochs and their controls, in three seeds with figures that say which run they are of."""
+    """All readings of 12 epochs and their controls, in three seeds with metrics that say which run they are of."""
     runs, made = no_runs(epochs=12), []
     wanted = [s for part in report_readings.wanted(runs) for s in part.values()]
     for number, s in enumerate(wanted):

@@ -260,9 +260,11 @@ def cosine(progress, optim):
     )
     arguments = toy_arguments(*SHORT, "train.epochs_later=4", "run.tracker=jsonl")
     assert train.main([*arguments, "optim.schedule=cosine"]) == 0
-    rates = [line["lr"] for line in read_lines(tmp_path / "runs/run") if "lr" in line]
+    learning_rates = [line["lr"] for line in read_lines(tmp_path / "runs/run") if "lr" in line]
     falling = [(1 + math.cos(math.pi * share)) / 2 for share in (0, 0.25, 0.5, 0.75)]
-    assert rates == pytest.approx([0.05, 0.025, *(0.02 * factor for factor in falling)])  # anew in step 1
+    assert learning_rates == pytest.approx(
+        [0.05, 0.025, *(0.02 * factor for factor in falling)]
+    )  # anew in step 1
 
 
 LION = """

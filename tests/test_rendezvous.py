@@ -116,7 +116,7 @@ def rank_0(monkeypatch):
 
 def test_what_another_rank_cannot_do_ends_this_one(rank_0):
     with (
-        pytest.raises(RankError, match="rank 1 cannot go on: no such folder"),
+        pytest.raises(RankError, match="rank 1 cannot continue: no such folder"),
         parallel.together(rank_0(("no such folder", False))),
     ):
         pass

@@ -43,7 +43,7 @@ def write_run(
     steps: list[list[int]] | None = None,
     **keys,
 ) -> dict:
-    """A results.json as train.py writes it, with random figures around a level; `train__epochs=5` changes train.epochs."""
+    """A results.json as train.py writes it, with random metrics around a level; `train__epochs=5` changes train.epochs."""
     config = copy.deepcopy(BASE)
     config["train"]["seed"], config["phase"]["name"] = seed, phase
     config["method"] |= {"name": method, "strength": 0.0 if method == "ft" else 100.0}
@@ -368,7 +368,7 @@ def test_runs_of_another_recipe_are_left_out_loudly(tmp_path, capsys):
     assert cells["ours: all"] == shown(last([*results, moved], "all"))
 
 
-def test_other_pictures_are_another_recipe_and_a_repeated_seed_is_not_averaged(tmp_path):
+def test_other_images_are_another_recipe_and_a_repeated_seed_is_not_averaged(tmp_path):
     first = write_run(tmp_path, "a")
     write_run(tmp_path, "again", level=0.9)
     other = write_run(tmp_path, "other", seed=2)
@@ -423,7 +423,7 @@ def test_other_protocols_keep_their_group_names(tmp_path):
     ],
     ids=["own data", "overlapped", "10-1"],
 )
-def test_the_papers_figures_do_not_stand_beside_other_data(keys, tmp_path, monkeypatch):
+def test_the_papers_numbers_do_not_stand_beside_other_data(keys, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(figures, "_svg", lambda figure: drawn.append(figure) or b"")
     write_run(tmp_path, "mib", **keys)
@@ -447,7 +447,7 @@ def test_the_papers_figures_do_not_stand_beside_other_data(keys, tmp_path, monke
     assert legends and not [text for text in legends if "paper" in text]
 
 
-def test_the_papers_figures_say_that_they_are_of_voc_where_the_recipe_is_another(tmp_path):
+def test_the_papers_numbers_say_that_they_are_of_voc_where_the_recipe_is_another(tmp_path):
     write_run(tmp_path, "mib", model__body="resnet_tiny")  # as with the embedded data, in the place of VOC
     header = layouts._flat_header(section(tmp_path, "table1").tables[0])
     assert header[5] == "paper (VOC, ResNet-101): 1-15"
@@ -463,7 +463,7 @@ def test_a_run_cut_by_last_step_is_done_and_not_unfinished(runs, tmp_path, capsy
     assert "step 0: 1 of 6 steps, all that train.last_step=0 asks for" in done.split("## ")[0]
     write_run(tmp_path / "cut", "run", num_steps=1, train__last_step=0)
     assert report.main([str(tmp_path / "cut"), "--out", str(tmp_path / "out")]) == 2
-    assert "(1 as far as train.last_step asks: without it they go on)" in capsys.readouterr().err
+    assert "(1 as far as train.last_step asks: without it they continue)" in capsys.readouterr().err
 
 
 def test_seeds_that_differ_in_more_than_the_seed_are_not_averaged(tmp_path):
@@ -632,10 +632,10 @@ def test_formats_and_tables_can_be_chosen(runs, tmp_path):
     assert (tmp_path / "report.tex").read_text().count(r"\begin{table}") == 2
 
 
-# ---- pictures -------------------------------------------------------------------------------------------------------------
+# ---- images -------------------------------------------------------------------------------------------------------------
 
 
-def test_pictures_are_drawn_when_asked_for(runs, tmp_path, monkeypatch):
+def test_images_are_drawn_when_asked_for(runs, tmp_path, monkeypatch):
     asked = []
 
     def panels(folders, steps, count):
@@ -649,10 +649,10 @@ def test_pictures_are_drawn_when_asked_for(runs, tmp_path, monkeypatch):
     page = Page((tmp_path / "report.html").read_text(encoding="utf-8"))
     assert [source.split(",")[0] for source in page.sources] == ["data:image/png;base64"]
     assert "--pictures N" not in page.text
-    assert not (tmp_path / "figures").exists()  # pictures of a data set go nowhere else
+    assert not (tmp_path / "figures").exists()  # images of a data set go nowhere else
 
 
-def test_pictures_without_the_means_are_refused(runs, tmp_path, capsys):
+def test_images_without_the_means_are_refused(runs, tmp_path, capsys):
     asked = ["--out", str(tmp_path / "out"), "--formats", "html", "--tables", "costs", "--pictures", "1"]
     assert report.main([str(runs[0]), *asked]) == 2  # neither config.yaml nor checkpoints
     assert "config.yaml" in capsys.readouterr().err
@@ -700,7 +700,7 @@ def test_only_unfinished_runs_and_missing_folders_are_errors(tmp_path, capsys):
         (["runs", "--out", "o", "--check"], "--check goes with --readme"),
         (["runs", "--out", "o", "--tables", "table9"], "table9"),
         (["runs", "--out", "o", "--pictures", "3", "--formats", "latex"], "add html"),
-        (["runs", "--out", "o", "--pictures", "-3"], "number of pictures"),
+        (["runs", "--out", "o", "--pictures", "-3"], "number of images"),
     ],
 )
 def test_bad_arguments_are_explained(arguments, message, capsys):
@@ -792,10 +792,10 @@ def test_bad_markers_are_explained(text, message, readme, capsys):
     assert "none.md" in capsys.readouterr().err
 
 
-# ---- neighbours ---------------------------------------------------------------------------------------------------------
+# ---- related methods -----------------------------------------------------------------------------------------------------
 
 
-def test_neighbours_stand_beside_altersgd_with_flatness_and_costs(tmp_path):
+def test_related_methods_stand_beside_altersgd_with_flatness_and_costs(tmp_path):
     kinds = {
         "mib": {},
         "sam": {"update__name": "sam"},
@@ -829,7 +829,7 @@ def test_neighbours_stand_beside_altersgd_with_flatness_and_costs(tmp_path):
     assert changes.rows == [["MiB", "4.00 (1)", DASH]]
     assert [r[0] for r in table.rows] == [
         *("MiB", "AlterSGD", "Consolidate", "MiB + CPR 0.1", "MiB + SAM 0.05"),
-        *("MiB + Stable SGD (dropout 0.1, rate x 0.8, batch 12)", "PLOP"),
+        *("MiB + Stable SGD (dropout 0.1, learning rate x 0.8, batch 12)", "PLOP"),
     ]
     assert found.missing == ["AlterSGD: seeds 1, 2", "Consolidate: seeds 1, 2"]
     sam = row(table, "MiB + SAM 0.05")
@@ -916,6 +916,6 @@ def test_a_run_of_another_order_and_another_recipe_is_left_out(tmp_path):
     assert "train.epochs: 30 -> 7" in warnings(found)[0] and "data.order: null -> 2" in warnings(found)[0]
 
 
-def test_the_papers_figures_do_not_stand_beside_another_order(tmp_path):
+def test_the_papers_metrics_do_not_stand_beside_another_order(tmp_path):
     write_orders(tmp_path, orders=(3,))
     assert "paper" not in str(section(tmp_path, "table1").tables[0].groups)

@@ -16,7 +16,7 @@ from engine.run_folder import RunFolder, read_results
 from scripts import reproduce
 from study import experiments, identity, paper
 from study.experiments import OBSERVERS, TABLES, experiments_of, mib
-from study.plan import PRESETS, SHAPES_SIZES, count_pictures, list_jobs, seconds_per_pass
+from study.plan import PRESETS, SHAPES_SIZES, count_images, list_jobs, seconds_per_pass
 
 ROOT = Path(train.__file__).parent
 ROWS = {"table1": 10, "table3": 8, "table4": 16, "figure-p": 6} | {
@@ -58,7 +58,7 @@ def test_every_table_has_the_papers_runs_for_every_seed(table, preset, tmp_path,
     assert not runs.exists()
 
 
-def test_picture_passes_of_the_published_recipe_without_the_data(tmp_path, capsys):
+def test_image_passes_of_the_published_recipe_without_the_data(tmp_path, capsys):
     assert (
         reproduce.main(["table1", "--preset", "voc", "--seeds", "1", "--dry-run", f"--runs={tmp_path}"]) == 0
     )
@@ -73,7 +73,7 @@ def test_picture_passes_of_the_published_recipe_without_the_data(tmp_path, capsy
     }.items():
         assert rows[name] == ["missing", f"{passes:,}", f"{passes / 25 / 3600:.2f}"]
     shared, alone = first + 8 * later + 2 * (first + later), 10 * (first + later)
-    assert f"{shared:,} picture passes in all instead of {alone:,}, {1 - shared / alone:.0%} saved" in shown
+    assert f"{shared:,} image passes in all instead of {alone:,}, {1 - shared / alone:.0%} saved" in shown
     assert f"estimate {shared / 25 / 3600:.1f} hours" in shown
 
 
@@ -82,7 +82,7 @@ def test_the_document_says_what_sharing_step_0_saves(table, tmp_path, capsys):
     seeds = ["--seeds", "1", "2", "3"]
     assert reproduce.main([table, "--preset", "voc", *seeds, "--dry-run", f"--runs={tmp_path}"]) == 0
     counted = re.search(
-        r"sharing step 0: (\S+) picture passes in all instead of (\S+), (\d+)% saved", capsys.readouterr().out
+        r"sharing step 0: (\S+) image passes in all instead of (\S+), (\d+)% saved", capsys.readouterr().out
     )
     assert counted is not None
     document = (ROOT / "docs/reproduce.md").read_text(encoding="utf-8")
@@ -175,10 +175,10 @@ def test_joint_follows_own_steps(tmp_path):
     assert joint.data.steps == ((1, 2, 3),) and joint.data.protocol is None
 
 
-def test_pictures_are_counted_in_the_data_set(toy_voc, tmp_path):
+def test_images_are_counted_in_the_data_set(toy_voc, tmp_path):
     own = ["data.steps=[[1, 2], [3]]", f"data.cache={tmp_path}", f"data.root={toy_voc}"]
     config = read_config(["configs/quickstart.yaml", *own])
-    assert count_pictures(config.data) == (8, 4)
+    assert count_images(config.data) == (8, 4)
 
 
 def test_what_is_known_of_the_generated_data_is_what_runs_on_it_counted():

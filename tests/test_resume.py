@@ -136,7 +136,7 @@ def test_a_damaged_resume_file_falls_back_to_the_one_before(toy_arguments, tmp_p
     assert all(torch.equal(whole[name], hurt[name]) for name in whole)
 
 
-def test_a_non_finite_loss_stops_with_its_terms_and_pictures(toy_arguments, tmp_path, monkeypatch, capsys):
+def test_a_non_finite_loss_stops_with_its_terms_and_images(toy_arguments, tmp_path, monkeypatch, capsys):
     original = Method.segmentation_loss
     calls = []
 

@@ -49,7 +49,7 @@ def test_scores_in_another_setting_leave_those_of_training_as_they_are(score, to
     }
     assert other[NAME]["steps"][0]["iou"] != before["steps"][1]["iou"]
     assert f"scored as {NAME}" in capsys.readouterr().out
-    assert train.main(toy_arguments("method.name=mib")) == 0  # the training command goes on as before
+    assert train.main(toy_arguments("method.name=mib")) == 0  # the training command continues as before
     assert "nothing was trained" in capsys.readouterr().out
     assert read(score.folder) == before | {"evaluations": other}
 
@@ -69,11 +69,11 @@ def test_scoring_again_in_the_runs_own_setting_says_that_nothing_changed(score, 
     before = (score.folder / "results.json").read_bytes()
     score()
     out = capsys.readouterr().out
-    assert all(f"step {step}: scored again, the same figures as recorded" in out for step in (0, 1))
+    assert all(f"step {step}: scored again, the same metrics as recorded" in out for step in (0, 1))
     assert (score.folder / "results.json").read_bytes() == before
 
 
-def test_other_figures_in_the_same_setting_are_said_and_replace_nothing(score, capsys):
+def test_other_metrics_in_the_same_setting_are_said_and_replace_nothing(score, capsys):
     shutil.copy(score.folder / "results.json", score.folder / "kept.json")
     changed = read(score.folder)
     true = changed["steps"][1]["iou"]["bird"]
@@ -81,7 +81,7 @@ def test_other_figures_in_the_same_setting_are_said_and_replace_nothing(score, c
     (score.folder / "results.json").write_text(json.dumps(changed))
     assert score() == changed
     said = capsys.readouterr().out
-    assert "warning: step 1: scored again, other figures than recorded" in said and "recorded stay" in said
+    assert "warning: step 1: scored again, other metrics than recorded" in said and "recorded stay" in said
     replaced = score("run.force=true")
     assert replaced["steps"][1]["iou"]["bird"] == true
     assert "they are replaced (run.force)" in capsys.readouterr().out

@@ -291,9 +291,9 @@ def two_runs(toy_run) -> list[str]:
 @pytest.mark.parametrize("examples", [1, 3, 100])
 @pytest.mark.slow
 def test_compare_prints_a_row_per_run_and_draws(examples, two_runs, tmp_path, capsys):
-    picture = tmp_path / "new" / "comparison.png"
+    drawing = tmp_path / "new" / "comparison.png"
     capsys.readouterr()
-    assert compare.main([*two_runs, "--picture", str(picture), "--examples", str(examples)]) == 0
+    assert compare.main([*two_runs, "--picture", str(drawing), "--examples", str(examples)]) == 0
     header, _, *rows = capsys.readouterr().out.splitlines()
     assert "1-2" in header and "with bg" in header
     for name, row in zip(("ft", "mib"), rows, strict=True):
@@ -301,7 +301,7 @@ def test_compare_prints_a_row_per_run_and_draws(examples, two_runs, tmp_path, ca
         cells = row.split()
         assert cells[0] == name and cells[-1] == "2/2"
         assert cells[2:5] == [f"{100 * last['miou'][group]:.1f}" for group in ("old", "new", "all")]
-    with Image.open(picture) as image:
+    with Image.open(drawing) as image:
         assert image.format == "PNG" and min(image.size) > 100
         assert len(image.convert("RGB").getcolors(2**24)) > 10
 

@@ -37,7 +37,7 @@ def small(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="module")
 def chosen() -> list[set[int]]:
-    """The classes of as many pictures as a full data set has."""
+    """The classes of as many images as a full data set has."""
     return [set(choose_classes(i % NUM_CLASSES + 1, np.random.default_rng([0, 0, i]))) for i in range(3000)]
 
 
@@ -45,8 +45,8 @@ def contents(root: Path) -> dict[str, bytes]:
     return {str(path.relative_to(root)): path.read_bytes() for path in root.rglob("*") if path.is_file()}
 
 
-def share(pictures: list[set[int]], classes: set[int]) -> float:
-    return sum(bool(picture & classes) for picture in pictures) / len(pictures)
+def share(images: list[set[int]], classes: set[int]) -> float:
+    return sum(bool(image & classes) for image in images) / len(images)
 
 
 def test_classes_are_all_pairs_and_new_ones_share_parts_with_old_ones():
@@ -63,15 +63,15 @@ def test_same_seed_same_bytes(small, tmp_path, workers):
     assert contents(tmp_path / "again") == contents(small)
 
 
-def test_other_seeds_and_splits_give_other_pictures(small, tmp_path):
+def test_other_seeds_and_splits_give_other_images(small, tmp_path):
     generate(tmp_path / "other", seed=1, workers=1, **SMALL)
     one, other = contents(small), contents(tmp_path / "other")
-    pictures = [name for name in one if name.startswith("JPEGImages")]
-    assert all(one[name] != other[name] for name in pictures)
-    assert len({one[name] for name in pictures}) == len(pictures)
+    images = [name for name in one if name.startswith("JPEGImages")]
+    assert all(one[name] != other[name] for name in images)
+    assert len({one[name] for name in images}) == len(images)
 
 
-def test_more_pictures_keep_the_first_ones(small, tmp_path):
+def test_more_images_keep_the_first_ones(small, tmp_path):
     generate(tmp_path / "more", workers=1, **SMALL | {"train": 60})
     more = contents(tmp_path / "more")
     assert all(more[name] == data for name, data in contents(small).items() if name.startswith("JPEG"))
@@ -80,20 +80,20 @@ def test_more_pictures_keep_the_first_ones(small, tmp_path):
 def test_the_voc_reader_reads_it_and_lists_agree_with_files(small):
     dataset = load_dataset("voc", small, "train_aug")
     assert (len(dataset.train), len(dataset.test)) == (SMALL["train"], SMALL["val"])
-    listed = {picture.name for picture in [*dataset.train, *dataset.test]}
+    listed = {image.name for image in [*dataset.train, *dataset.test]}
     for folder in ("JPEGImages", "SegmentationClassAug"):
         assert {path.stem for path in (small / folder).iterdir()} == listed
     short = (small / "ImageSets/Segmentation/train.txt").read_text().split()
     assert 0 < len(short) < SMALL["train"]
-    assert set(short) <= {picture.name for picture in dataset.train}
+    assert set(short) <= {image.name for image in dataset.train}
 
 
-def test_masks_are_palette_pictures_of_known_labels(small):
+def test_masks_are_palette_images_of_known_labels(small):
     seen = set()
     for path in (small / "SegmentationClassAug").iterdir():
-        with Image.open(path) as mask, Image.open(small / "JPEGImages" / f"{path.stem}.jpg") as picture:
-            assert mask.mode == "P" and picture.mode == "RGB"
-            assert mask.size == picture.size == (SMALL["size"], SMALL["size"])
+        with Image.open(path) as mask, Image.open(small / "JPEGImages" / f"{path.stem}.jpg") as image:
+            assert mask.mode == "P" and image.mode == "RGB"
+            assert mask.size == image.size == (SMALL["size"], SMALL["size"])
             assert mask.getpalette() == voc_palette().ravel().tolist()
             labels = set(np.unique(np.asarray(mask)).tolist())
         assert 255 in labels
@@ -105,8 +105,8 @@ def test_masks_are_palette_pictures_of_known_labels(small):
 @pytest.mark.parametrize("main", range(1, NUM_CLASSES + 1))
 def test_mask_shows_the_chosen_classes_inside_a_border(main):
     for i in range(10):
-        picture, labels = draw(main, 64, np.random.default_rng([7, i]))
-        assert picture.shape == (64, 64, 3) and picture.dtype == labels.dtype == np.uint8
+        image, labels = draw(main, 64, np.random.default_rng([7, i]))
+        assert image.shape == (64, 64, 3) and image.dtype == labels.dtype == np.uint8
         assert (labels == main).any()
         # An object touches background, or another object, only across the border.
         for a, b in ((labels[1:], labels[:-1]), (labels[:, 1:], labels[:, :-1])):
@@ -153,7 +153,7 @@ def test_a_set_from_before_the_crowd_was_a_choice_is_recognised(small, tmp_path)
         generate(old, old_beside_new=0.9, workers=1, **SMALL)
 
 
-def test_disjoint_steps_of_15_1_have_enough_pictures(chosen):
+def test_disjoint_steps_of_15_1_have_enough_images(chosen):
     sizes = [len(select_train(chosen, step, "disjoint")) for step in protocol_steps("voc", "15-1")]
     assert 1500 <= sizes[0] <= 2500
     assert min(sizes[1:]) >= 120

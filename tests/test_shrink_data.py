@@ -5,7 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from test_data import make_voc, write_picture
+from test_data import make_voc, write_image
 
 from data import load_dataset
 from data.images import read_image, read_mask
@@ -18,19 +18,19 @@ def test_an_official_image_becomes_the_file_of_the_small_set(shared, tmp_path):
     assert main([str(full), str(tmp_path / "small"), "--side", "192"]) == 0
     made = load_dataset("voc", tmp_path / "small", "train_aug").train
     assert len(made) == 60
-    for picture in made:
+    for sample in made:
         image, mask = (
-            small / f"JPEGImages/{picture.name}.jpg",
-            small / f"SegmentationClassAug/{picture.name}.png",
+            small / f"JPEGImages/{sample.name}.jpg",
+            small / f"SegmentationClassAug/{sample.name}.png",
         )
-        assert np.array_equal(read_image(picture.image), read_image(image)), picture.name
-        assert np.array_equal(read_mask(picture.mask), read_mask(mask)), picture.name
+        assert np.array_equal(read_image(sample.image), read_image(image)), sample.name
+        assert np.array_equal(read_mask(sample.mask), read_mask(mask)), sample.name
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
 def test_the_small_set_has_the_lists_names_and_classes_of_the_large_one(is_packed, tmp_path):
     root = make_voc(tmp_path / "voc")
-    write_picture(root / "JPEGImages/a.jpg", root / "SegmentationClassAug/a.png", [0, 7], size=(40, 90))
+    write_image(root / "JPEGImages/a.jpg", root / "SegmentationClassAug/a.png", [0, 7], size=(40, 90))
     if is_packed:
         assert pack_data.main([str(root), str(tmp_path / "packed")]) == 0
     assert (

@@ -70,8 +70,8 @@ def test_every_state_in_one_table(done, stopped, tmp_path, capsys):
     code, text = show(tmp_path / "runs", capsys=capsys)
     rows = cells(text)
     assert code == 0 and set(rows) == {"run", "done", "stopped", "running"}
-    figures = json.loads((done / "results.json").read_text())["steps"]
-    last = figures[1]["miou"]
+    metrics = json.loads((done / "results.json").read_text())["steps"]
+    last = metrics[1]["miou"]
     assert rows["done"][1:8] == [
         *("mib+altersgd", "done", "2/2", "-"),
         *(f"{100 * last[group]:.1f}" for group in ("old", "new", "all")),
@@ -79,7 +79,7 @@ def test_every_state_in_one_table(done, stopped, tmp_path, capsys):
     assert rows["done"][9] == "-"
     assert rows["stopped"][1:5] == ["lwf", "stopped", "1/2", "2/4"]
     assert rows["running"][2:5] == ["running", "1/2", "2/4"]
-    assert rows["stopped"][9].count(":") == 2  # the pictures of step 1 are known from the run that is done
+    assert rows["stopped"][9].count(":") == 2  # the images of step 1 are known from the run that is done
     holder.unlock()
     assert cells(show(tmp_path / "runs", capsys=capsys)[1])["running"][2] == "stopped"
 
@@ -100,7 +100,7 @@ def test_nothing_is_known_of_a_run_that_has_just_begun(toy_arguments, tmp_path, 
     assert row[1:] == ["ft", "running", "0/2", "-", "-", "-", "-", "0:00:00", "?"]
 
 
-def test_a_trained_step_without_figures_is_being_scored(done, capsys):
+def test_a_trained_step_without_metrics_is_being_scored(done, capsys):
     results = json.loads((done / "results.json").read_text())
     results["steps"].pop()
     (done / "results.json").write_text(json.dumps(results))
@@ -122,7 +122,7 @@ def test_broken_and_foreign_folders_are_listed_with_the_reason(done, tmp_path, c
         "torn": ("config.yaml", "optim: {lr: ", "not what a run writes"),
         "alien": ("results.json", '{"accuracy": 3}', "neither config.yaml nor"),
         "older": ("results.json", '{"config": {"data": {}}, "steps": []}', "not what a run writes"),
-        "holes": ("results.json", None, "the figures of a step are missing"),
+        "holes": ("results.json", None, "the metrics of a step are missing"),
         "words": ("results.json", None, "not what a run writes"),
         "photos": ("me.jpg", "", "no run in it"),
     }
@@ -255,9 +255,9 @@ def test_progress_says_where_a_run_is_and_follows_it_when_it_goes_on(toy_argumen
     second = folder.read_progress()
     assert second["iteration"] == 11 and second["seconds"] > first["seconds"]
     walk_until(arguments)
-    last, figures = folder.read_progress(), folder.read_results()["steps"]
+    last, metrics = folder.read_progress(), folder.read_results()["steps"]
     assert (last["step"], last["iteration"], last["total"]) == (1, 4, 4)
-    assert 0 < last["seconds"] <= figures[1]["seconds"] + 1e-3
+    assert 0 < last["seconds"] <= metrics[1]["seconds"] + 1e-3
 
 
 def test_a_step_that_ends_early_says_so_from_its_beginning(toy_arguments, tmp_path):
@@ -329,7 +329,7 @@ def test_a_batch_that_no_step_can_fill_is_named(done, tmp_path, capsys):
     (large / "results.json").write_text(json.dumps(results | {"steps": []}))
     text = show(tmp_path / "runs", capsys=capsys)[1]
     assert set(cells(text)) == {"run", "done"}
-    assert f"{large}: step 1 has 4 training pictures, fewer than one batch of 5" in text
+    assert f"{large}: step 1 has 4 training images, fewer than one batch of 5" in text
 
 
 def test_damaged_files_say_nothing(stopped, capsys):

@@ -22,7 +22,7 @@ from engine.run_folder import read_results
 from tracking import drawing
 from tracking.drawing import COLUMNS, GAP, TILE_HEIGHT, TITLE_HEIGHT, Logged
 from tracking.progress import Progress
-from tracking.shown import FINAL_METRICS, hyperparameters, layout, pictures_to_show
+from tracking.shown import FINAL_METRICS, hyperparameters, images_to_show, layout
 from tracking.tensorboard import Board
 from tracking.tracker import TRACKERS, make_trackers
 
@@ -34,12 +34,12 @@ def read(folder) -> EventAccumulator:
     return EventAccumulator(str(folder), size_guidance=EVERYTHING).Reload()
 
 
-def picture_of(event) -> np.ndarray:
+def image_of(event) -> np.ndarray:
     return np.asarray(Image.open(io.BytesIO(event.encoded_image_string)).convert("RGB"))
 
 
 def tile(sheet: np.ndarray, place: int) -> np.ndarray:
-    """One of the square pictures of a sheet."""
+    """One of the square images of a sheet."""
     left = place % COLUMNS * (TILE_HEIGHT + GAP)
     top = place // COLUMNS * (TILE_HEIGHT + TITLE_HEIGHT) + TITLE_HEIGHT
     return sheet[top : top + TILE_HEIGHT, left : left + TILE_HEIGHT]
@@ -129,7 +129,7 @@ def test_config_and_layout_are_written_once_per_folder(tmp_path):
     assert len(events.Tensors("custom_scalars__config__")) == 1
 
 
-def test_figures_stand_against_iterations_and_against_steps(board, tmp_path):
+def test_metrics_stand_against_iterations_and_against_steps(board, tmp_path):
     result = {
         "step": 3,
         "miou": {"old": 0.5, "new": None, "all": 0.25},
@@ -151,16 +151,16 @@ def test_figures_stand_against_iterations_and_against_steps(board, tmp_path):
         assert events.Scalars(tag)[0].value == events.Scalars(f"by_step/{tag}")[0].value
 
 
-def test_picture_shows_input_truth_and_prediction_in_the_colours_of_the_data_set(tmp_path):
+def test_image_shows_input_truth_and_prediction_in_the_colours_of_the_data_set(tmp_path):
     board = Board(tmp_path, old=["background", "bus"], new=["person"])
     board.open(at=1)
     image = np.arange(TILE_HEIGHT**2 * 3, dtype=np.uint32).astype(np.uint8).reshape(TILE_HEIGHT, -1, 3)
     label, guess = np.zeros(image.shape[:2], np.uint8), np.ones(image.shape[:2], np.int64)
     label[0, 0], label[1, 1], guess[2, 2] = 255, 2, 2
-    board.picture(3, image, label, guess, STEPS[1], at=9)
+    board.image(3, image, label, guess, STEPS[1], at=9)
     board.close()
     (event,) = read(tmp_path).Images("pictures/3")
-    sheet, palette = picture_of(event), voc_palette()
+    sheet, palette = image_of(event), voc_palette()
     assert event.step == 9
     assert (tile(sheet, 0) == image).all()
     truth, before, now = (tile(sheet, place) for place in (1, 2, 3))
@@ -177,24 +177,24 @@ def test_predictions_of_earlier_steps_stay_in_view_when_a_run_goes_on(tmp_path):
     for step in STEPS:
         board = Board(tmp_path)
         board.open(at=step.index + 1)
-        board.picture(0, image, label, np.full((2, 2), step.num_classes - 1), step, at=step.index + 1)
-        board.picture(1, image, label, np.full((2, 2), step.num_classes - 1), step, at=step.index + 1)
+        board.image(0, image, label, np.full((2, 2), step.num_classes - 1), step, at=step.index + 1)
+        board.image(1, image, label, np.full((2, 2), step.num_classes - 1), step, at=step.index + 1)
         board.close()
         (tmp_path / "pictures/1_step_0.png").write_bytes(b"torn")
     events = read(tmp_path)
-    whole, torn = (picture_of(events.Images(f"pictures/{number}")[1]) for number in (0, 1))
+    whole, torn = (image_of(events.Images(f"pictures/{number}")[1]) for number in (0, 1))
     assert (tile(whole, 2) == voc_palette()[7]).all() and (tile(whole, 3) == voc_palette()[15]).all()
     assert (tile(torn, 2) == 255).all() and (tile(torn, 3) == voc_palette()[15]).all()
 
 
-def test_pictures_are_the_same_ones_after_every_step_and_show_old_and_new_classes():
+def test_images_are_the_same_ones_after_every_step_and_show_old_and_new_classes():
     steps = [Step(0, (), (1, 2)), Step(1, (1, 2), (3,)), Step(2, (1, 2, 3), (4,))]
-    pictures = [frozenset(classes) for classes in ([4], [3], [1], [4, 2], [0], [2], [3, 4], [1])]
-    assert pictures_to_show(pictures, steps, 0) == []
-    assert pictures_to_show(pictures, steps, 4) == [2, 1, 3, 0]
-    assert pictures_to_show(pictures, steps, 5) == [2, 1, 3, 0, 5]
-    assert sorted(pictures_to_show(pictures, steps, 100)) == [0, 1, 2, 3, 5, 6, 7]
-    assert pictures_to_show(pictures, steps[:1], 3) == [2, 3, 5]
+    images = [frozenset(classes) for classes in ([4], [3], [1], [4, 2], [0], [2], [3, 4], [1])]
+    assert images_to_show(images, steps, 0) == []
+    assert images_to_show(images, steps, 4) == [2, 1, 3, 0]
+    assert images_to_show(images, steps, 5) == [2, 1, 3, 0, 5]
+    assert sorted(images_to_show(images, steps, 100)) == [0, 1, 2, 3, 5, 6, 7]
+    assert images_to_show(images, steps[:1], 3) == [2, 3, 5]
 
 
 @pytest.mark.parametrize("num_classes", [2, 21, 151])
@@ -207,7 +207,7 @@ def test_confusion_has_rows_of_truth_and_names_on_its_axes(num_classes, board, f
     board.close()
     events = read(tmp_path)
     (event,) = events.Images("confusion")
-    assert event.step == 4 and max(picture_of(event).shape) < 2500
+    assert event.step == 4 and max(image_of(event).shape) < 2500
     (axes,) = figures[0].axes
     shown = axes.images[0].get_array()
     assert shown[0, 0] == 0.75 and shown[0, 1] == 0.25 and shown[1:].max() == 0
@@ -223,7 +223,7 @@ def test_confusion_without_matplotlib_is_grey(without_matplotlib, board, tmp_pat
     board.confusion(np.array([[30, 10], [0, 0]]), ["a", "b"], at=4)
     board.close()
     (event,) = read(tmp_path).Images("confusion")
-    shown = picture_of(event)
+    shown = image_of(event)
     middle = len(shown) // 4
     assert abs(int(shown[middle, middle, 0]) - 0.25 * 255) <= 1
     assert abs(int(shown[middle, 3 * middle, 0]) - 0.75 * 255) <= 1
@@ -259,7 +259,7 @@ def test_no_tracker_writes_on_other_ranks_than_the_first(tmp_path):
     board = make_trackers(TRACKERS, enabled=False, folder=tmp_path)
     board.open(at=1)
     board.scalars({"a": 1.0}, 1)
-    board.picture(0, np.zeros((2, 2, 3)), np.zeros((2, 2), int), np.zeros((2, 2), int), STEPS[0], 1)
+    board.image(0, np.zeros((2, 2, 3)), np.zeros((2, 2), int), np.zeros((2, 2), int), STEPS[0], 1)
     board.confusion(np.eye(2), ["a", "b"], 1)
     board.losses(drawing.Curves("", 2, 1, [Logged(1, 1.0, 0.0, 1.0)]), 1)
     board.finish({})
@@ -383,19 +383,19 @@ def test_a_run_writes_every_documented_name(finished):
 
 
 @pytest.mark.slow
-def test_a_run_shows_pictures_confusion_and_its_config(finished, tmp_path, toy_voc):
+def test_a_run_shows_images_confusion_and_its_config(finished, tmp_path, toy_voc):
     events = read(finished[1])
-    pictures = [f"pictures/{number}" for number in range(3)]
-    assert set(events.Tags()["images"]) == {*pictures, "confusion", "losses"}
+    images = [f"pictures/{number}" for number in range(3)]
+    assert set(events.Tags()["images"]) == {*images, "confusion", "losses"}
     for tag in events.Tags()["images"]:
-        # Picture 1 shows nothing but the class of step 1.
+        # Image 1 shows nothing but the class of step 1.
         assert points_of_images(events, tag) == ([TOTAL] if tag == "pictures/1" else [FIRST, TOTAL]), tag
     for number in range(3):
         with Image.open(toy_voc / f"JPEGImages/val_{number:03d}.jpg") as file:
             expected = np.asarray(file.resize((TILE_HEIGHT, TILE_HEIGHT), Image.Resampling.NEAREST))
         for event in events.Images(f"pictures/{number}"):
-            assert (tile(picture_of(event), 0) == expected).all(), number
-    first, last = map(picture_of, events.Images("pictures/0"))
+            assert (tile(image_of(event), 0) == expected).all(), number
+    first, last = map(image_of, events.Images("pictures/0"))
     assert (tile(first, 2) == tile(last, 2)).all()  # what was predicted after step 0
     known = {tuple(colour) for colour in voc_palette()[[0, 1, 2, 3, 255]]}
     assert {tuple(colour) for colour in tile(last, 1).reshape(-1, 3)} <= known
@@ -466,7 +466,7 @@ def test_each_start_that_has_something_to_do_writes_one_file(finished):
 
 
 @pytest.mark.slow
-def test_a_run_from_a_shared_step_shows_the_figures_of_that_step(finished, toy_arguments, tmp_path):
+def test_a_run_from_a_shared_step_shows_the_metrics_of_that_step(finished, toy_arguments, tmp_path):
     shared = finished[1] / "step_0.pt"
     assert train.main(toy_arguments("method.name=mib", f"train.start_from={shared}", name="other")) == 0
     events, before = read(tmp_path / "runs/other"), read(finished[1])

@@ -163,7 +163,7 @@ def test_where_a_prediction_stops_holding():
 
 @pytest.mark.slow
 def test_the_tables_of_the_epoch_are_those_of_the_document(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(theorem, "theorem", lambda picture: "")
+    monkeypatch.setattr(theorem, "theorem", lambda image: "")
     assert theorem.main([str(tmp_path / "theorem.png"), "--epoch", str(tmp_path / "new" / "epoch.png")]) == 0
     assert (tmp_path / "new" / "epoch.png").stat().st_size > 1000
     lines = [re.split(r" {2,}", line.strip()) for line in capsys.readouterr().out.splitlines()]

@@ -1,4 +1,4 @@
-"""The run as a whole, on three classes in 32-pixel pictures."""
+"""The run as a whole, on three classes in 32-pixel images."""
 
 import json
 import math
@@ -243,7 +243,7 @@ def test_compiled_losses_give_the_same_run(toy_arguments, tmp_path, double_preci
 
 @pytest.mark.slow
 def test_fine_tuning_forgets_and_distillation_keeps(toy_arguments, tmp_path):
-    """The point of it all, in miniature: the same step 0, the same later pictures, only the method differs."""
+    """The point of it all, in miniature: the same step 0, the same later images, only the method differs."""
     long = ("train.epochs=60", "train.epochs_later=40")
     assert train.main(toy_arguments(*long, "train.last_step=0", name="first")) == 0
     start = f"train.start_from={tmp_path}/runs/first/step_0.pt"
@@ -258,7 +258,7 @@ def test_fine_tuning_forgets_and_distillation_keeps(toy_arguments, tmp_path):
 
 @pytest.mark.slow
 def test_ade_runs_end_to_end_and_never_scores_its_void(toy_voc, toy_arguments, tmp_path):
-    """ADE's 0 means "none of the 150": it is trained as background and left out of every figure."""
+    """ADE's 0 means "none of the 150": it is trained as background and left out of every metric."""
     ade = tmp_path / "ADEChallengeData2016"
     for split, names in {"training": "train_aug_*", "validation": "val_*"}.items():
         for folder, source in {"images": "JPEGImages", "annotations": "SegmentationClassAug"}.items():
@@ -366,12 +366,12 @@ def test_published_strengths():
     assert read_config([*mib, "method.strength=3"]).method.strength == 3
 
 
-def test_learning_rate_is_poly_from_the_full_rate_on():
+def test_learning_rate_is_poly_from_its_full_value_on():
     optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.01)
     schedule = make_schedule(read_config([]).optim)
-    rates = [set_learning_rate(optimizer, schedule, t, 10) for t in (1, 6, 10)]
-    assert rates == pytest.approx([0.01, 0.01 * 0.5**0.9, 0.01 * 0.1**0.9])
-    assert optimizer.param_groups[0]["lr"] == rates[-1] and math.isfinite(rates[-1])
+    learning_rates = [set_learning_rate(optimizer, schedule, t, 10) for t in (1, 6, 10)]
+    assert learning_rates == pytest.approx([0.01, 0.01 * 0.5**0.9, 0.01 * 0.1**0.9])
+    assert optimizer.param_groups[0]["lr"] == learning_rates[-1] and math.isfinite(learning_rates[-1])
 
 
 @pytest.mark.slow
@@ -456,7 +456,7 @@ def watched(monkeypatch) -> list[tuple[float, float, torch.Tensor]]:
         labels_of.append(labels)
         return original(self, logits, labels)
 
-    def after_backward(self, model, weights, rate):
+    def after_backward(self, model, weights, learning_rate):
         seen.append((weights.learn, weights.keep, labels_of[-1]))
         return {}
 
@@ -546,10 +546,10 @@ def test_nothing_is_added_to_gradients_that_are_not_there(step_1, monkeypatch):
     calls = []
     original = METHODS["ewc"].after_backward
 
-    def after_backward(self, model, weights, rate):
+    def after_backward(self, model, weights, learning_rate):
         assert all(p.grad is not None for p in model.parameters())
         calls.append((weights.learn, weights.keep))
-        return original(self, model, weights, rate)
+        return original(self, model, weights, learning_rate)
 
     monkeypatch.setattr(METHODS["ewc"], "after_backward", after_backward)
     step_1("pause", "method.name=ewc", "phase.name=pause", "phase.p=0.5")

@@ -42,7 +42,7 @@ STANDSTILL = Weights(0.0, 0.0)
 
 @pytest.fixture
 def begin(tmp_path):
-    """A training at the start of its second step, with a picture batch of noise."""
+    """A training at the start of its second step, with an image batch of noise."""
 
     def make(*overrides: str, method: str = "mib") -> training.Trainee:
         torch.manual_seed(0)
@@ -75,10 +75,8 @@ def slow_loss(trainee, model, batches, weights: Weights) -> Tensor:
     """learn * l_seg + keep * R, the mean over the batches."""
     total = 0.0
     for images, labels in batches:
-        pictures = trainee.run.place.images(images)
-        total = total + weighted_loss(
-            trainee.method, weights, model, pictures, labels.long(), trainee.teacher
-        )
+        placed = trainee.run.place.images(images)
+        total = total + weighted_loss(trainee.method, weights, model, placed, labels.long(), trainee.teacher)
     return total / len(batches)
 
 
@@ -138,7 +136,7 @@ def test_sam_without_a_distance_is_plain(begin, double_precision):
 
 @pytest.mark.parametrize("rule", [SAM(0.05), GradientPenalty(0.1, 0.01)], ids=["sam", "gradient_penalty"])
 @pytest.mark.parametrize("norm", ["abn", "abn_lean", "iabn"])
-def test_a_rule_leaves_the_weights_and_counts_every_picture_once(rule, norm, begin):
+def test_a_rule_leaves_the_weights_and_counts_every_image_once(rule, norm, begin):
     if norm == "iabn":
         pytest.importorskip("inplace_abn")
     trainee = begin(f"model.norm={norm}")
@@ -369,7 +367,7 @@ def rank_batches(batch: tuple[Tensor, Tensor], rank: int, parts: int) -> list[tu
 
 @pytest.mark.slow
 def test_ranks_climb_apart_and_agree(tmp_path, begin, double_precision):
-    """The gradient is the mean over the ranks of what each finds on its own pictures."""
+    """The gradient is the mean over the ranks of what each finds on its own images."""
     multiprocessing.spawn(rank_of_rules, (2, free_port(), tmp_path), nprocs=2)
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     trainee = begin("train.batch_size=4")
@@ -400,10 +398,10 @@ def test_confidence_is_the_divergence_from_uniform():
     torch.manual_seed(0)
     logits = 3 * torch.randn(2, 5, 3, 4, dtype=torch.float64)
     expected = 0.0
-    for picture in logits:
+    for image in logits:
         for y in range(3):
             for x in range(4):
-                p = [math.exp(z) for z in picture[:, y, x].tolist()]
+                p = [math.exp(z) for z in image[:, y, x].tolist()]
                 p = [value / sum(p) for value in p]
                 expected += sum(value * math.log(value / (1 / 5)) for value in p) / (2 * 3 * 4)
     assert confidence(logits).item() == pytest.approx(expected, rel=1e-12)
@@ -487,7 +485,7 @@ def test_dropout_goes_on_after_a_stop_with_the_same_bits(toy_arguments, tmp_path
     assert not all(torch.equal(whole[name], without[name]) for name in whole)
 
 
-def test_rates_decay_from_step_to_step():
+def test_learning_rates_decay_from_step_to_step():
     config = load_config([], ["optim.lr=0.1", "optim.lr_later=0.02", "optim.lr_decay=0.5"])
     steps = [Step(index, (), (1,)) for index in range(4)]
     assert [initial_learning_rate(config.optim, step.index) for step in steps] == [0.1, 0.02, 0.01, 0.005]
@@ -569,7 +567,7 @@ def test_an_older_run_goes_on_and_serves_as_a_start(toy_arguments, tmp_path, cap
     start = f"train.start_from={old}/step_0.pt"
     capsys.readouterr()
     assert train.main(toy_arguments("update.name=sam", start, name="new")) == 0
-    assert "scoring step 0" not in capsys.readouterr().err  # its figures were adopted
+    assert "scoring step 0" not in capsys.readouterr().err  # its metrics were adopted
     assert train.main(toy_arguments("update.name=sam", name="old")) == 2
     assert "update.name: 'plain' -> 'sam'" in capsys.readouterr().err
 

@@ -90,7 +90,7 @@ def test_weights_that_are_not_finite_are_never_saved_to_resume_from(
     monkeypatch.undo()
     gc.collect()  # the error holds the run, and with it the folder's lock, which else ends with the process
     assert train.main(arguments) == 0
-    assert "going on with step 0 after iteration 1" in capsys.readouterr().out
+    assert "resuming step 0 after iteration 1" in capsys.readouterr().out
     assert same_weights(tmp_path / "runs/hurt/step_0.pt", toy_run() / "step_0.pt")
 
 
@@ -105,7 +105,7 @@ def test_weights_that_are_not_finite_are_no_finished_step(
     monkeypatch.undo()
     gc.collect()  # the error holds the run, and with it the folder's lock, which else ends with the process
     assert train.main(arguments) == 0
-    assert "going on with step 0 after iteration 3" in capsys.readouterr().out
+    assert "resuming step 0 after iteration 3" in capsys.readouterr().out
 
 
 def test_a_state_that_is_not_finite_is_passed_over(toy_arguments, tmp_path, capsys):
@@ -120,7 +120,7 @@ def test_a_state_that_is_not_finite_is_passed_over(toy_arguments, tmp_path, caps
     assert train.main(arguments) == 0
     said = capsys.readouterr().out
     assert "holds weights that are not finite" in said and "falling back to an older state" in said
-    assert f"going on with step 0 after iteration {state['position']['iteration'] - 1}" in said
+    assert f"resuming step 0 after iteration {state['position']['iteration'] - 1}" in said
 
 
 def test_a_finished_step_that_is_not_finite_is_refused(toy_run, toy_arguments, capsys):
@@ -325,7 +325,7 @@ def test_epochs_without_end_begin_at_once(toy_arguments, tmp_path):
 
 
 @pytest.fixture
-def picture(tmp_path) -> str:
+def image(tmp_path) -> str:
     Image.fromarray(np.zeros((32, 32, 3), np.uint8)).save(tmp_path / "picture.png")
     return str(tmp_path / "picture.png")
 
@@ -340,12 +340,10 @@ def picture(tmp_path) -> str:
         ({"step": "one"}, "'one' is not the number of a step"),
     ],
 )
-def test_predict_refuses_a_checkpoint_that_contradicts_itself(
-    facts, words, toy_run, tmp_path, picture, capsys
-):
+def test_predict_refuses_a_checkpoint_that_contradicts_itself(facts, words, toy_run, tmp_path, image, capsys):
     path = toy_run() / "step_1.pt"
     change(path, **facts)
-    assert predict.main([str(path), picture, "--out", str(tmp_path / "seen")]) == 2
+    assert predict.main([str(path), image, "--out", str(tmp_path / "seen")]) == 2
     error = capsys.readouterr().err
     assert error.startswith(f"error: {path}: ") and words in error
 

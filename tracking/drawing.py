@@ -1,4 +1,4 @@
-"""Pictures for TensorBoard as (H, W, 3) bytes: tiles with titles, the confusion matrix, the losses of a step.
+"""Images for TensorBoard as (H, W, 3) bytes: tiles with titles, the confusion matrix, the losses of a step.
 
 matplotlib is imported late, and what it draws is None (the confusion matrix: grey cells without names) where it is missing.
 """
@@ -17,15 +17,15 @@ TILE_HEIGHT, TITLE_HEIGHT, GAP, FONT = 144, 22, 4, 18  # titles can be read on a
 MOST_CELLS_WITH_NUMBERS = 25
 
 
-def tiles(pictures: Mapping[str, np.ndarray | None], legend: Mapping[str, Sequence[int]]) -> np.ndarray:
-    """Pictures (H, W, 3) under their titles, all as large as the first (None leaves a gap), then names in their colours."""
-    height, width = next(pixels.shape[:2] for pixels in pictures.values() if pixels is not None)
+def tiles(images: Mapping[str, np.ndarray | None], legend: Mapping[str, Sequence[int]]) -> np.ndarray:
+    """Images (H, W, 3) under their titles, all as large as the first (None leaves a gap), then names in their colours."""
+    height, width = next(pixels.shape[:2] for pixels in images.values() if pixels is not None)
     size = (max(1, round(width * TILE_HEIGHT / height)), TILE_HEIGHT)
     across, down = size[0] + GAP, size[1] + TITLE_HEIGHT
-    below, names = -(-len(pictures) // COLUMNS) * down, -(-len(legend) // COLUMNS) * TITLE_HEIGHT
+    below, names = -(-len(images) // COLUMNS) * down, -(-len(legend) // COLUMNS) * TITLE_HEIGHT
     sheet = Image.new("RGB", (COLUMNS * across - GAP, below + names), "white")
     pen, font = ImageDraw.Draw(sheet), ImageFont.load_default(FONT)
-    for place, (title, pixels) in enumerate(pictures.items()):
+    for place, (title, pixels) in enumerate(images.items()):
         left, top = place % COLUMNS * across, place // COLUMNS * down
         pen.text((left + 2, top), drawn(title), fill="black", font=font)
         if pixels is not None:

@@ -47,7 +47,7 @@ class JsonLines(Tracker):
     def give_up(self, error: OSError) -> None:
         self.is_open = False
         why = f"{self.path} cannot be written ({error})"
-        tqdm.write(f"note: {why}; the run goes on, and its curves in the next step", file=sys.stderr)
+        tqdm.write(f"note: {why}; the run continues, and its curves do in the next step", file=sys.stderr)
 
     def watch(self, runs: str) -> str:
         return f"tail -f {self.path}"

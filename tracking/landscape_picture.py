@@ -1,4 +1,4 @@
-"""The picture of scripts.flatness: the loss around a model and on the way to it."""
+"""The figure of scripts.flatness: the loss around a model and on the way to it."""
 
 from pathlib import Path
 
@@ -15,23 +15,23 @@ def draw(path: Path, result: dict) -> None:
 def draw_landscape(result: dict) -> Figure:
     """l_seg along a random direction, over a plane of two, and along the step."""
     modes = result["modes"]
-    has_line = all("line" in figures for figures in modes.values())
+    has_line = all("line" in metrics for metrics in modes.values())
     panels = 1 + len(modes) + has_line
     figure, axes = pyplot.subplots(1, panels, figsize=(3.4 * panels, 3.4), layout="constrained")
-    for mode, figures in modes.items():
-        draw_curve(axes[0], figures["around"]["places"], figures["around"]["seg"], mode)
+    for mode, metrics in modes.items():
+        draw_curve(axes[0], metrics["around"]["places"], metrics["around"]["seg"], mode)
     axes[0].set(xlabel="lengths of a filter", ylabel="l_seg", title="along a random direction")
-    for axis, (mode, figures) in zip(axes[1:], modes.items(), strict=False):
-        draw_plane(figure, axis, figures["plane"])
+    for axis, (mode, metrics) in zip(axes[1:], modes.items(), strict=False):
+        draw_plane(figure, axis, metrics["plane"])
         axis.set_title(f"over a random plane ({mode})")
     if has_line:
-        for mode, line in ((mode, figures["line"]) for mode, figures in modes.items()):
+        for mode, line in ((mode, metrics["line"]) for mode, metrics in modes.items()):
             draw_curve(axes[-1], line["places"], line["seg"]["losses"], f"{mode}, all classes")
             draw_curve(
                 axes[-1], line["places"], line["among_old"]["losses"], f"{mode}, old classes only", "--"
             )
         ends = f"from step {result['step'] - 1} (0) to step {result['step']} (1)"
-        axes[-1].set(xlabel=ends, ylabel="l_seg on old pictures", title="along the step")
+        axes[-1].set(xlabel=ends, ylabel="l_seg on old images", title="along the step")
     for axis in axes:
         axis.set_box_aspect(1)
     named = axes[-1] if has_line else axes[0]

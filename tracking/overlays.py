@@ -56,7 +56,7 @@ def overlay(
 def strip(image: Image.Image, panels: Sequence[Panel], names: Mapping[int, str]) -> Image.Image:
     """The image and what is seen in it after each step, with titles; beside them every class that ever occurs."""
     small = resized(image, panel_size(image))
-    cells = [titled(("picture", ""), small)]
+    cells = [titled(("image", ""), small)]
     cells += [titled(panel.title, tint(small, panel.mask)) for panel in panels]
     entries = [(c, drawn(names[c])) for c in shares(np.stack([np.asarray(panel.mask) for panel in panels]))]
     return side_by_side([*cells, legend(entries, cells[0].height, text_size=14)])

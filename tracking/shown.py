@@ -1,4 +1,4 @@
-"""What TensorBoard shows where: the charts, the columns that compare runs, the test pictures."""
+"""What TensorBoard shows where: the charts, the columns that compare runs, the test images."""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -30,7 +30,7 @@ def layout(old: Sequence[str], new: Sequence[str]) -> dict[str, dict[str, list]]
         }
 
     def flatness(prefix: str) -> dict[str, list]:
-        """As engine.probe names its figures."""
+        """As engine.probe names its metrics."""
         names = ("loss", "squared_gradient_norm", "top_eigenvalue")
         return {name: lines(f"flatness/{prefix}{name}") for name in names}
 
@@ -96,10 +96,10 @@ def hyperparameters(config: Mapping[str, Any]) -> dict[str, float | str]:
     }
 
 
-def pictures_to_show(
-    classes_per_picture: Sequence[frozenset[int]], steps: Sequence[Step], count: int
+def images_to_show(
+    classes_per_image: Sequence[frozenset[int]], steps: Sequence[Step], count: int
 ) -> list[int]:
-    """Positions of the test pictures that are shown after every step, the same ones each time.
+    """Positions of the test images that are shown after every step, the same ones each time.
 
     In turn one with a class of step 0, where forgetting shows, and one with a class of a later step, where learning does.
     """
@@ -107,7 +107,7 @@ def pictures_to_show(
     turns = [steps[0] if i % 2 == 0 or not later else later[i // 2 % len(later)] for i in range(count)]
     chosen: list[int] = []
     for step in turns:
-        fitting = (i for i, classes in enumerate(classes_per_picture) if classes & set(step.new))
+        fitting = (i for i, classes in enumerate(classes_per_image) if classes & set(step.new))
         position = next((i for i in fitting if i not in chosen), None)
         if position is not None:
             chosen.append(position)

@@ -1,6 +1,6 @@
-"""What TensorBoard shows of a run: scalars, pictures, the confusion matrix, the config; docs/watching.md is its guide.
+"""What TensorBoard shows of a run: scalars, images, the confusion matrix, the config; docs/watching.md is its guide.
 
-The figures after a step stand twice: against the iteration (`miou/old`), where they line up with the losses, and against the
+The metrics after a step stand twice: against the iteration (`miou/old`), where they line up with the losses, and against the
 number of the step (`by_step/miou/old`), where runs of other lengths can be compared and the steps lie evenly. A prefix
 rather than a second run, so that a run stays one line in TensorBoard's list.
 """
@@ -67,18 +67,18 @@ class Board(Tracker):
                     self.writer.add_scalar(name, value, at)
 
     def results(self, result: dict, at: int) -> None:
-        """The figures after a step, which ended with iteration `at`."""
+        """The metrics after a step, which ended with iteration `at`."""
         values = metrics_of(result)
         self.scalars(values, at)
         self.scalars({f"by_step/{name}": value for name, value in values.items()}, result["step"])
 
     @while_it_can
-    def picture(
+    def image(
         self, number: int, image: np.ndarray, label: np.ndarray, guess: np.ndarray, step: Step, at: int
     ) -> None:
         """Input (H, W, 3), truth and the predictions after this and all earlier steps; (H, W) in the labels of the step.
 
-        The predictions are kept as files, so that those of earlier steps are there when a run goes on.
+        The predictions are kept as files, so that those of earlier steps are there when a run resumes.
         """
         if not self.writer:
             return
@@ -91,7 +91,7 @@ class Board(Tracker):
             try:
                 with Image.open(folder / f"{number}_step_{index}.png", formats=["PNG"]) as file:
                     shown[f"step {index}"] = np.asarray(file.convert("RGB"))
-            except (OSError, SyntaxError):  # scored in another run, no test picture yet, or a damaged file
+            except (OSError, SyntaxError):  # scored in another run, no test image yet, or a damaged file
                 shown[f"step {index}"] = None
         present = np.union1d(label, guess)
         legend = {
@@ -135,7 +135,7 @@ class Board(Tracker):
         """Say so, and write nothing until `open` is called again. Behind half a record in the file none would be read."""
         writer, self.writer = self.writer, None
         why = f"{self.folder}: TensorBoard's files cannot be written ({error})"
-        tqdm.write(f"note: {why}; the run goes on, and its curves in the next step", file=sys.stderr)
+        tqdm.write(f"note: {why}; the run continues, and its curves do in the next step", file=sys.stderr)
         with suppress(OSError):
             if writer is not None:
                 writer.close()

@@ -1,4 +1,4 @@
-"""Who keeps the curves and figures of a run: any number of trackers, chosen by `run.tracker`.
+"""Who keeps the curves and metrics of a run: any number of trackers, chosen by `run.tracker`.
 
 A tracker is told everything and shows what it can: a subclass overrides those of the methods below that it has a use for.
 Iterations are counted over the whole run, steps one after another.
@@ -45,7 +45,7 @@ class Tracker:
         """The metrics after a step, which ended with iteration `at`."""
         self.scalars(metrics_of(result), at)
 
-    def picture(
+    def image(
         self, number: int, image: np.ndarray, label: np.ndarray, guess: np.ndarray, step: Step, at: int
     ) -> None:
         """A test image (H, W, 3), its truth and the prediction after the step; (H, W) in the labels of the step."""
@@ -101,11 +101,11 @@ class Trackers(Tracker):
         for tracker in self.trackers:
             tracker.results(result, at)
 
-    def picture(
+    def image(
         self, number: int, image: np.ndarray, label: np.ndarray, guess: np.ndarray, step: Step, at: int
     ) -> None:
         for tracker in self.trackers:
-            tracker.picture(number, image, label, guess, step, at)
+            tracker.image(number, image, label, guess, step, at)
 
     def confusion(self, counts: np.ndarray, names: Sequence[str], at: int) -> None:
         for tracker in self.trackers:
@@ -133,7 +133,7 @@ class Trackers(Tracker):
 
 
 def while_it_can(method: Callable[..., None]) -> Callable[..., None]:
-    """Curves are not worth a run: on a full disk it goes on without them, until a step opens them anew."""
+    """Curves are not worth a run: on a full disk it continues without them, until a step opens them anew."""
 
     @wraps(method)
     def sturdy(tracker: Tracker, *arguments: Any, **options: Any) -> None:

@@ -23,7 +23,7 @@ def cross_entropy(logits: Tensor, labels: Tensor, mean_over: str = "all") -> Ten
 
 
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor, mean_over: str = "all") -> Tensor:
-    """-log p_y times the weight of its picture (`weights` is (B,)), averaged as cross_entropy."""
+    """-log p_y times the weight of its image (`weights` is (B,)), averaged as cross_entropy."""
     per_pixel = F.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="none")
     return (per_pixel.sum(dim=(1, 2)) * weights).sum() / num_pixels(labels, mean_over)
 
@@ -84,13 +84,13 @@ def confidence(logits: Tensor) -> Tensor:
 
 
 def feature_distillation(student: Tensor, teacher: Tensor) -> Tensor:
-    """ILT: mean squared difference of the body's features, in single precision at least."""
+    """ILT: mean squared difference of the backbone's features, in single precision at least."""
     dtype = torch.promote_types(student.dtype, torch.float32)
     return F.mse_loss(student.to(dtype), teacher.to(dtype))
 
 
 def local_pod(student: Tensor, teacher: Tensor, scales: Sequence[int] = (1, 2, 4)) -> Tensor:
-    """PLOP: the distance between the embeddings of two maps of equal shape, averaged over pictures.
+    """PLOP: the distance between the embeddings of two maps of equal shape, averaged over images.
 
     The embedding of a map: its squares are cut into s x s windows of equal size for each scale s (a remainder at the right and
     at the bottom is left out), and each window gives its mean over the width and its mean over the height. A scale that

@@ -43,7 +43,7 @@ class AlterSGD(Descent):
         momentum: str = "keep",  # keep | reset at the start of the phase | off in the phase
         batch: str = "next",  # the ascent takes the next mini-batch | the same one as its descent
         weight_decay: str = "always",  # always decays | signed: follows the sign of l_seg
-        lr: str = "decay",  # the schedule goes on | hold: the rate stays where the phase began
+        lr: str = "decay",  # the schedule continues | hold: the learning rate stays where the phase began
         **options: Any,
     ):
         super().__init__(lambda_a, **options)

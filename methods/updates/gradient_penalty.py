@@ -9,7 +9,7 @@ c = eta / 4 add. The gradient of the penalty is 2 c H g with g = grad l_seg; H g
 
 which needs no second derivative, so every norm and every fast loss will do (the scheme of Zhao et al. 2022, who penalise
 ||grad|| of the whole loss). Our choices: the squared norm, of l_seg alone, because the theorem is about these; it is
-minimised whichever sign the phase gives l_seg; on several ranks each takes the norm on its own pictures.
+minimised whichever sign the phase gives l_seg; on several ranks each takes the norm on its own images.
 
 The cost is three gradient evaluations per update; the teacher passes once.
 """

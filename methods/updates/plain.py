@@ -1,6 +1,6 @@
 """How the gradient of an update is formed. The plain rule evaluates the objective once, where the model stands.
 
-Other rules (sam.py, gradient_penalty.py) evaluate it several times and in other places, on the same pictures and with the
+Other rules (sam.py, gradient_penalty.py) evaluate it several times and in other places, on the same images and with the
 same dropout. They know neither method nor phase, so every rule runs with every method under every phase. An `Evaluate` adds
 the gradient of weights.learn * l_seg + weights.keep * R to `p.grad` and returns the terms by name; with `local` the ranks do
 not exchange what was added until the next evaluation that is not: what `p.grad` holds by then is averaged with it. A rule
@@ -107,7 +107,7 @@ def moved(model: nn.Module, direction: list[Tensor], distance: float) -> Iterato
 
 @contextmanager
 def same_statistics(model: nn.Module) -> Iterator[None]:
-    """Pictures that pass a second time do not count twice in the running statistics of the norms."""
+    """Images that pass a second time do not count twice in the running statistics of the norms."""
     buffers = list(model.buffers())
     kept = [b.clone() for b in buffers]
     try:

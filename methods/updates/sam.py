@@ -4,7 +4,7 @@
     theta <- theta - eta grad L(theta + e)                          (Eq. 3)
 
 From the paper: one gradient ascent step to the worst point of a ball, no second-order term, rho = 0.05, and under several
-ranks every rank climbs by the gradient of its own pictures (their m-sharpness) and only the second gradient is averaged.
+ranks every rank climbs by the gradient of its own images (their m-sharpness) and only the second gradient is averaged.
 Our choices: L is the weighed objective of the iteration, distillation included, so under AlterSGD the ascents look for their
 own worst neighbour; only the first pass enters the running statistics of the norms; EWC, PI and RW observe the gradient that
 the update uses.

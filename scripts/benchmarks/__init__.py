@@ -1,11 +1,11 @@
-"""The parts of the benchmark, by name; each gives the figures of one claim about speed or memory."""
+"""The parts of the benchmark, by name; each gives the measurements of one claim about speed or memory."""
 
 from collections.abc import Callable
 
 from scripts.benchmarks import evaluation, head, inputs, losses, memory, scaling, start_up, training
-from scripts.benchmarks.measure import Figure, Options
+from scripts.benchmarks.measure import Measurement, Options
 
-PARTS: dict[str, Callable[[Options], list[Figure]]] = {
+PARTS: dict[str, Callable[[Options], list[Measurement]]] = {
     "iteration": training.iteration,
     "alternation": training.alternation,
     "updates": training.updates,

@@ -1,4 +1,4 @@
-"""Scoring: the confusion matrix, and whether pictures are loaded while the network is busy."""
+"""Scoring: the confusion matrix, and whether images are loaded while the network is busy."""
 
 import tempfile
 from collections.abc import Iterable
@@ -18,7 +18,7 @@ from engine.inference import predict
 from metrics.confusion import ConfusionMatrix
 from models.segmenter import Segmenter, build_segmenter
 from scripts.benchmarks.measure import (
-    Figure,
+    Measurement,
     Options,
     Target,
     channels_last,
@@ -33,25 +33,25 @@ NUM_CLASSES = 21
 BATCH = 8
 
 
-def evaluation(options: Options) -> list[Figure]:
+def evaluation(options: Options) -> list[Measurement]:
     return [*confusion(options), overlap(options)]
 
 
-def confusion(options: Options) -> list[Figure]:
-    """The matrix of a batch at once, against numpy picture by picture."""
+def confusion(options: Options) -> list[Measurement]:
+    """The matrix of a batch at once, against numpy image by image."""
     shape = (4, 64, 64) if options.quick else (32, 512, 512)
     sizes = "x".join(map(str, shape))
-    figures = []
+    measurements = []
     for kind, (truth, guess) in {"": random_labels(*shape), ", in regions": regions(*shape)}.items():
         matrix = ConfusionMatrix(NUM_CLASSES)
         variants = {
-            "numpy by picture": timed(partial(counts_by_picture, truth, guess)),
+            "numpy by image": timed(partial(counts_by_image, truth, guess)),
             "ours": timed(partial(matrix.update, truth, guess)),
         }
         samples = interleave(variants, options.times(9))
-        what = f"confusion matrix faster than numpy by picture, {sizes}{kind}"
-        figures.append(ratio(what, samples, "numpy by picture", "ours", Target(low=5)))
-    return figures
+        what = f"confusion matrix faster than numpy by image, {sizes}{kind}"
+        measurements.append(ratio(what, samples, "numpy by image", "ours", Target(low=5)))
+    return measurements
 
 
 def random_labels(*shape: int) -> tuple[Tensor, Tensor]:
@@ -69,7 +69,7 @@ def regions(count: int, height: int, width: int) -> tuple[Tensor, Tensor]:
     return truth, truth.clamp(max=NUM_CLASSES - 1).roll((5, 7), (1, 2)).long()
 
 
-def counts_by_picture(truth: Tensor, guess: Tensor) -> np.ndarray:
+def counts_by_image(truth: Tensor, guess: Tensor) -> np.ndarray:
     counts = np.zeros((NUM_CLASSES, NUM_CLASSES), np.int64)
     for t, g in zip(truth.numpy(), guess.numpy(), strict=True):
         valid = t != IGNORE_INDEX
@@ -78,17 +78,17 @@ def counts_by_picture(truth: Tensor, guess: Tensor) -> np.ndarray:
     return counts
 
 
-def overlap(options: Options) -> Figure:
+def overlap(options: Options) -> Measurement:
     """Scoring with one loader process against the slower of loading and predicting alone."""
-    # Pictures much larger than what is scored: loading and predicting then take about as long as each other.
-    pictures, size, side = (20, 64, 64) if options.quick else (160, 512, 128)
+    # Images much larger than what is scored: loading and predicting then take about as long as each other.
+    images, size, side = (20, 64, 64) if options.quick else (160, 512, 128)
     model = build_segmenter("resnet_tiny", head_channels=64)
     model.add_classes(NUM_CLASSES)
     model = channels_last(model).eval()
     step = protocol_steps("voc", "offline")[0]
     with tempfile.TemporaryDirectory() as folder, torch_threads(max(1, torch.get_num_threads() - 1)):
         root = Path(folder) / "shapes"
-        shapes.generate(root, train=20, val=pictures, size=size, progress=False)
+        shapes.generate(root, train=20, val=images, size=size, progress=False)
         test = load_dataset("voc", root).test
         data = StepDataset(test, test_table(step, "ignore"), test_transform(side))
         loader = test_loader(data, batch_size=BATCH, workers=1)

@@ -19,7 +19,7 @@ from models.upsample import Enlarged
 from scripts.benchmarks import former
 from scripts.benchmarks.losses import KEEP
 from scripts.benchmarks.measure import (
-    Figure,
+    Measurement,
     Options,
     Samples,
     Target,
@@ -37,7 +37,7 @@ SIZES = ((8, 21, 256, 2.0), (2, 21, 512, 2.0), (4, 151, 512, 1.3))
 STEPS = protocol_steps("voc", "15-1")[:2]
 
 
-def head(options: Options) -> list[Figure]:
+def head(options: Options) -> list[Measurement]:
     with torch_threads(1):
         return [*losses(options), *teacher(options), *recipe(options)]
 
@@ -80,9 +80,9 @@ def gradient_now(small: Tensor, small_teacher: Tensor, labels: Tensor) -> Tensor
     return torch.autograd.grad(loss.tensor, small)[0]  # type: ignore[attr-defined]
 
 
-def losses(options: Options) -> list[Figure]:
+def losses(options: Options) -> list[Measurement]:
     """MiB's two terms from small logits to the gradient of small logits."""
-    figures = []
+    measurements = []
     for images, classes, side, faster in ((1, 5, 32, 1.0),) if options.quick else SIZES:
         tensors = example(images, classes, side)
         actions = {"before": partial(gradient_before, *tensors), "head": partial(gradient_now, *tensors)}
@@ -90,22 +90,22 @@ def losses(options: Options) -> list[Figure]:
         samples = interleave({name: process_seconds(a) for name, a in actions.items()}, repeats)
         peaks: Samples = {name: [peak_bytes(action)] for name, action in actions.items()}
         what = f"{images}x{classes}x{side}x{side}: "
-        figures += [
+        measurements += [
             ratio(f"{what}losses faster than before", samples, "before", "head", Target(low=faster)),
             ratio(
                 f"{what}peak memory / before", peaks, "head", "before", Target(high=0.25), raw_unit="bytes"
             ),
         ]
-    return figures
+    return measurements
 
 
 # ------------------------------------------------------------------------------------------------ teacher, iteration
 
 
-def teacher(options: Options) -> list[Figure]:
+def teacher(options: Options) -> list[Measurement]:
     """A pass of the teacher."""
     bodies = ("resnet_tiny",) if options.quick else ("mobilenet_v2", "resnet50")
-    figures = []
+    measurements = []
     for body in bodies:
         now, before = build_segmenter(body), network_as_before(body)
         for network in (now, before):
@@ -115,10 +115,10 @@ def teacher(options: Options) -> list[Figure]:
         actions = {name: partial(channels_last(model), images, False) for name, model in variants.items()}
         samples = interleave({name: process_seconds(a) for name, a in actions.items()}, options.times(25))
         target = Target(low=1.25) if body == "mobilenet_v2" else None
-        figures.append(
+        measurements.append(
             ratio(f"{body}: teacher's pass faster than before", samples, "before", "folded", target)
         )
-    return figures
+    return measurements
 
 
 def plain_convolutions():
@@ -130,7 +130,7 @@ def network_as_before(body: str) -> Segmenter:
         return build_segmenter(body)
 
 
-def recipe(options: Options) -> list[Figure]:
+def recipe(options: Options) -> list[Measurement]:
     """An iteration of MiB on the sizes of the CPU recipe."""
     overrides = (*QUICK,) if options.quick else (options.recipe, "model.pretrained=null")
     with tempfile.TemporaryDirectory() as folder:

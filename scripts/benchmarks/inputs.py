@@ -1,4 +1,4 @@
-"""From files to batches: label tables, pictures per second of one process, and the class index."""
+"""From files to batches: label tables, images per second of one process, and the class index."""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -12,13 +12,13 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from data import Dataset, Picture, load_dataset
+from data import Dataset, Sample, load_dataset
 from data.incremental import StepDataset, relabel, train_table
 from data.index import build_index
 from data.protocols import protocol_steps
 from data.transforms import MEAN, STD, Draw, normalise, train_transform
 from scripts.benchmarks.measure import (
-    Figure,
+    Measurement,
     Options,
     Skipped,
     Target,
@@ -38,7 +38,7 @@ FLIP = 0.5
 # ------------------------------------------------------------------------------------------------------------ labels
 
 
-def labels(options: Options) -> list[Figure]:
+def labels(options: Options) -> list[Measurement]:
     """Mask values to labels by the table of 256 entries, against a mapping asked pixel by pixel."""
     side = 64 if options.quick else 512
     table = train_table(STEP, "disjoint", "background")
@@ -57,8 +57,8 @@ def labels(options: Options) -> list[Figure]:
 # ----------------------------------------------------------------------------------------------------------- loading
 
 
-def loading(options: Options) -> list[Figure]:
-    """Training pictures of one loader process, against the usual pipeline over PIL images with the same crops."""
+def loading(options: Options) -> list[Measurement]:
+    """Training images of one loader process, against the usual pipeline over PIL images with the same crops."""
     dataset = given(options.fullres, "--fullres")
     crop, count = (64, min(8, len(dataset.train))) if options.quick else (512, len(dataset.train))
     table = train_table(STEP, "disjoint", "background")
@@ -75,8 +75,8 @@ def loading(options: Options) -> list[Figure]:
             normalise(data[0, position][0][None])
 
     def load_by_pil() -> None:
-        for picture, draw in zip(ours.pictures, draws, strict=True):
-            pil_example(picture, draw, crop, table)
+        for item, draw in zip(ours.samples, draws, strict=True):
+            pil_example(item, draw, crop, table)
 
     with tempfile.TemporaryDirectory() as folder, torch_threads(1):  # as in a loader process
         ours, packed = step_of(dataset), step_of(packed_copy(options.fullres, Path(folder)))
@@ -90,7 +90,7 @@ def loading(options: Options) -> list[Figure]:
         }
         samples = interleave({name: timed(run) for name, run in variants.items()}, options.times(7))
     speeds = [
-        summary(f"{name}, crop {crop}", [count / s for s in samples[name]], unit="pictures/s")
+        summary(f"{name}, crop {crop}", [count / s for s in samples[name]], unit="images/s")
         for name in variants
     ]
     what = f"faster than pil, crop {crop}"
@@ -117,7 +117,7 @@ def given(root: Path | None, option: str) -> Dataset:
 
 
 def crops_of(dataset: StepDataset) -> list[Draw]:
-    """What the transform of a data set draws for each picture in epoch 0."""
+    """What the transform of a data set draws for each image in epoch 0."""
     transform: Any = dataset.transform
     draws: list[Draw] = []
 
@@ -125,18 +125,18 @@ def crops_of(dataset: StepDataset) -> list[Draw]:
         draws.append(transform.draw(image))
         return image, mask
 
-    recorder = StepDataset(dataset.pictures, dataset.table, draw, dataset.seed)
+    recorder = StepDataset(dataset.samples, dataset.table, draw, dataset.seed)
     for position in range(len(recorder)):
         recorder[0, position]
     return draws
 
 
-def pil_example(picture: Picture, draw: Draw, crop: int, table: np.ndarray) -> tuple[Tensor, Tensor]:
+def pil_example(item: Sample, draw: Draw, crop: int, table: np.ndarray) -> tuple[Tensor, Tensor]:
     """Normalised floats (3, H, W) and labels (H, W), by PIL as far as it goes."""
     box = (draw.left, draw.top, draw.left + draw.width, draw.top + draw.height)
-    with Image.open(str(picture.image), formats=["JPEG"]) as file:
+    with Image.open(str(item.image), formats=["JPEG"]) as file:
         image = file.convert("RGB").resize((crop, crop), Image.Resampling.BILINEAR, box)
-    with Image.open(str(picture.mask), formats=["PNG"]) as file:
+    with Image.open(str(item.mask), formats=["PNG"]) as file:
         mask = file.resize((crop, crop), Image.Resampling.NEAREST, box)
     if draw.flipped:
         image, mask = (part.transpose(Image.Transpose.FLIP_LEFT_RIGHT) for part in (image, mask))
@@ -148,11 +148,11 @@ def pil_example(picture: Picture, draw: Draw, crop: int, table: np.ndarray) -> t
 # ------------------------------------------------------------------------------------------------------------- index
 
 
-def index(options: Options) -> list[Figure]:
+def index(options: Options) -> list[Measurement]:
     """The class index of the training and the test list: made, and read back by later starts."""
     dataset = given(options.voc192, "--voc192")
     lists = [dataset.train[:40], dataset.test[:40]] if options.quick else [dataset.train, dataset.test]
-    say(f"  {' + '.join(str(len(pictures)) for pictures in lists)} pictures")
+    say(f"  {' + '.join(str(len(items)) for items in lists)} images")
     with tempfile.TemporaryDirectory() as folder:
         empty = (Path(folder) / f"empty-{number}" for number in count_up())
         kept = Path(folder) / "kept"
@@ -166,6 +166,6 @@ def index(options: Options) -> list[Figure]:
     return [first, summary("later start", samples["later"], Target(high=0.5), unit="s")]
 
 
-def index_of(lists: Sequence[Sequence[Picture]], num_classes: int, cache: Path) -> None:
-    for pictures in lists:
-        build_index("voc", pictures, num_classes, cache, progress=False)
+def index_of(lists: Sequence[Sequence[Sample]], num_classes: int, cache: Path) -> None:
+    for items in lists:
+        build_index("voc", items, num_classes, cache, progress=False)

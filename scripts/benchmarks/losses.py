@@ -11,7 +11,7 @@ from data.protocols import IGNORE_INDEX
 from methods.losses import fused
 from methods.losses import plain as plain
 from scripts.benchmarks.measure import (
-    Figure,
+    Measurement,
     Options,
     Samples,
     Target,
@@ -23,7 +23,7 @@ from scripts.benchmarks.measure import (
 )
 
 NUM_OLD, NUM_CLASSES = 20, 21
-SIZES = ((8, 256), (2, 512))  # pictures, side
+SIZES = ((8, 256), (2, 512))  # images, side
 KEEP = 10.0
 Losses = tuple[Callable[..., Tensor], Callable[..., Tensor]]  # segmentation, retention
 
@@ -54,13 +54,13 @@ VARIANTS: dict[str, Losses] = {
 TARGETS = {"fused": (Target(low=4), Target(high=1 / 3))}  # of the losses that are used by default
 
 
-def example(pictures: int, side: int) -> tuple[Tensor, Tensor, Tensor]:
+def example(images: int, side: int) -> tuple[Tensor, Tensor, Tensor]:
     """Logits, the teacher's logits, and labels: background, the new class, some void."""
     generator = torch.Generator().manual_seed(0)
-    logits = torch.randn(pictures, NUM_CLASSES, side, side, generator=generator).requires_grad_()
-    teacher = torch.randn(pictures, NUM_OLD, side, side, generator=generator)
+    logits = torch.randn(images, NUM_CLASSES, side, side, generator=generator).requires_grad_()
+    teacher = torch.randn(images, NUM_OLD, side, side, generator=generator)
     values = torch.tensor([0, 0, 0, NUM_OLD, NUM_OLD, IGNORE_INDEX])
-    return logits, teacher, values[torch.randint(6, (pictures, side, side), generator=generator)]
+    return logits, teacher, values[torch.randint(6, (images, side, side), generator=generator)]
 
 
 def gradient(variant: Losses, logits: Tensor, teacher: Tensor, labels: Tensor) -> Tensor:
@@ -81,11 +81,11 @@ def compiled(*tensors: Tensor) -> Losses | None:
     return variant
 
 
-def losses(options: Options) -> list[Figure]:
+def losses(options: Options) -> list[Measurement]:
     """Unbiased cross-entropy and distillation, forward and backward."""
-    figures = []
-    for pictures, side in ((1, 32),) if options.quick else SIZES:
-        tensors = example(pictures, side)
+    measurements = []
+    for images, side in ((1, 32),) if options.quick else SIZES:
+        tensors = example(images, side)
         variants = VARIANTS | {"compiled": compiled(*tensors)}
         actions = {
             name: partial(gradient, variant, *tensors)
@@ -94,18 +94,19 @@ def losses(options: Options) -> list[Figure]:
         }
         seconds = interleave({name: timed(action) for name, action in actions.items()}, options.times(15))
         peaks: Samples = {name: [peak_bytes(action)] for name, action in actions.items()}
-        size = f"{pictures}x{NUM_CLASSES}x{side}x{side}"
+        size = f"{images}x{NUM_CLASSES}x{side}x{side}"
         for name in list(variants)[1:]:
-            figures += compare(name, size, seconds, peaks)
-    return figures
+            measurements += compare(name, size, seconds, peaks)
+    return measurements
 
 
-def compare(name: str, size: str, seconds: Samples, peaks: Samples) -> list[Figure]:
+def compare(name: str, size: str, seconds: Samples, peaks: Samples) -> list[Measurement]:
     faster, smaller = TARGETS.get(name, (None, None))
     speed, memory = f"{size}: {name} faster than typed", f"{size}: peak memory {name} / typed"
     if name not in seconds:
         return [
-            Figure(what, note="torch.compile failed (is there a C++ compiler?)") for what in (speed, memory)
+            Measurement(what, note="torch.compile failed (is there a C++ compiler?)")
+            for what in (speed, memory)
         ]
     return [
         ratio(speed, seconds, "typed", name, faster),

@@ -1,4 +1,4 @@
-"""What every part of the benchmark measures with: interleaved times, allocated bytes, saved bytes, figures and targets."""
+"""What every part of the benchmark measures with: interleaved times, allocated bytes, saved bytes, measurements and targets."""
 
 import math
 import statistics
@@ -55,7 +55,7 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Figure:
+class Measurement:
     """One row of the table. Without a value, `note` says why."""
 
     what: str
@@ -90,16 +90,16 @@ def summary(
     unit: str = "x",
     raw: Samples | None = None,
     raw_unit: str = "s",
-) -> Figure:
+) -> Measurement:
     """The median of the samples with their range."""
     raw = {what: list(samples)} if raw is None else raw
     value = statistics.median(samples)
-    return Figure(what, value, unit, min(samples), max(samples), target, raw, raw_unit)
+    return Measurement(what, value, unit, min(samples), max(samples), target, raw, raw_unit)
 
 
 def ratio(
     what: str, samples: Samples, over: str, under: str, target: Target | None = None, *, raw_unit: str = "s"
-) -> Figure:
+) -> Measurement:
     """The median of the ratios of neighbours: whatever slows the machine down for a while slows both of them."""
     ratios = [a / b for a, b in zip(samples[over], samples[under], strict=True)]
     return summary(

@@ -12,20 +12,20 @@ from torch.nn import functional as F
 
 from models.norm import ABN, LEAKY_SLOPE
 from models.segmenter import Segmenter, build_segmenter
-from scripts.benchmarks.measure import Figure, Options, Target, channels_last, ratio, saved_bytes, say
+from scripts.benchmarks.measure import Measurement, Options, Target, channels_last, ratio, saved_bytes, say
 
 NORMS = ("abn", "iabn", "abn_lean")
 SYNCHRONISED = "abn on two ranks"
 TARGETS = {"iabn": Target(high=0.65), SYNCHRONISED: Target(high=0.7)}
-BATCH = 2  # the norm of the pooled branch needs two pictures to train
+BATCH = 2  # the norm of the pooled branch needs two images to train
 NUM_CLASSES = 21
 
 
-def memory(options: Options) -> list[Figure]:
-    """Bytes saved for backward per picture, against nn.BatchNorm2d and activations that are not in place."""
+def memory(options: Options) -> list[Measurement]:
+    """Bytes saved for backward per image, against nn.BatchNorm2d and activations that are not in place."""
     body, crop = ("resnet_tiny", 64) if options.quick else ("resnet101", 512)
     images = torch.zeros(BATCH, 3, crop, crop).contiguous(memory_format=torch.channels_last)
-    bytes_per_picture, problems = {}, {}
+    bytes_per_image, problems = {}, {}
     for norm in ("plain", *NORMS):
         say(f"  {norm}")
         try:
@@ -34,20 +34,20 @@ def memory(options: Options) -> list[Figure]:
             problems[norm] = str(error).partition(". ")[0]
         else:
             with nothing_in_place() if norm == "plain" else nullcontext():
-                bytes_per_picture[norm] = [saved_bytes(model, images) / BATCH]
+                bytes_per_image[norm] = [saved_bytes(model, images) / BATCH]
     say(f"  {SYNCHRONISED}")
-    bytes_per_picture[SYNCHRONISED] = [synchronised_bytes(body, crop)]
+    bytes_per_image[SYNCHRONISED] = [synchronised_bytes(body, crop)]
     what = "bytes saved for backward, {} / BatchNorm2d + LeakyReLU, " + f"{body} at {crop}"
     return [
-        Figure(what.format(norm), note=problems[norm])
+        Measurement(what.format(norm), note=problems[norm])
         if norm in problems
-        else ratio(what.format(norm), bytes_per_picture, norm, "plain", TARGETS.get(norm), raw_unit="bytes")
+        else ratio(what.format(norm), bytes_per_image, norm, "plain", TARGETS.get(norm), raw_unit="bytes")
         for norm in (*NORMS, SYNCHRONISED)
     ]
 
 
 def synchronised_bytes(body: str, crop: int) -> float:
-    """Per picture, by two processes with a picture each."""
+    """Per image, by two processes with an image each."""
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(count_on_a_rank, (folder, body, crop), nprocs=2)
         return sum(int(path.read_text()) for path in Path(folder).glob("*.bytes")) / 2

@@ -10,17 +10,17 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from data.protocols import Step, protocol_steps, steps_from_lists
-from scripts.benchmarks.measure import Figure, Options, Target, interleave, ratio, timed
+from scripts.benchmarks.measure import Measurement, Options, Target, interleave, ratio, timed
 from scripts.benchmarks.training import begin, settings
 
 ROOT = Path(__file__).parent.parent.parent
 
 
-def scaling(options: Options) -> list[Figure]:
+def scaling(options: Options) -> list[Measurement]:
     return [classes(options), steps(options), ranks(options)]
 
 
-def classes(options: Options) -> Figure:
+def classes(options: Options) -> Measurement:
     """All classes of VOC or of ADE in one step."""
     variants = {
         "21 classes": iterations(options, protocol_steps("voc", "offline")),
@@ -30,7 +30,7 @@ def classes(options: Options) -> Figure:
     return ratio("151 classes / 21, one step", samples, "151 classes", "21 classes", Target(high=151 / 21))
 
 
-def steps(options: Options) -> Figure:
+def steps(options: Options) -> Measurement:
     """The last step of ADE 100-10 and of 100-1: 151 classes in 6 and in 51 classifiers."""
     one_by_one = steps_from_lists([range(1, 101), *([class_id] for class_id in range(101, 151))])
     variants = {
@@ -47,7 +47,7 @@ def iterations(options: Options, of_steps: Sequence[Step]) -> Callable[[], float
         return timed(begin(folder, "method.name=mib", *settings(options, 256), steps=of_steps).iterate)
 
 
-def ranks(options: Options) -> Figure:
+def ranks(options: Options) -> Measurement:
     """One rank and two (gloo), one thread each, with the same total batch."""
     variants = {"1 rank": under_torchrun(1, options), "2 ranks": under_torchrun(2, options)}
     samples = interleave(variants, options.times(5), warm_ups=0)

@@ -10,13 +10,13 @@ from itertools import count
 from pathlib import Path
 
 from data import shapes
-from scripts.benchmarks.measure import Figure, Options, Target, interleave, ratio, summary, timed
+from scripts.benchmarks.measure import Measurement, Options, Target, interleave, ratio, summary, timed
 
 ROOT = Path(__file__).parent.parent.parent
 FIRST_ITERATION = b"seg="  # what the progress bar shows from the first logged iteration on
 
 
-def start_up(options: Options) -> list[Figure]:
+def start_up(options: Options) -> list[Measurement]:
     variants = {
         "import torch": command("-c", "import torch"),
         "help": command("train.py", "--help"),
@@ -47,9 +47,9 @@ def command(*words: str, code: int = 0) -> Callable[[], float]:
 
 
 def launch(folder: Path, options: Options) -> Callable[[], float]:
-    """Seconds from the start of a run on generated pictures to its first iteration."""
-    size, pictures = (32, 40) if options.quick else (64, 3000)
-    shapes.generate(folder / "shapes", train=pictures, val=max(20, pictures // 8), size=size, progress=False)
+    """Seconds from the start of a run on generated images to its first iteration."""
+    size, images = (32, 40) if options.quick else (64, 3000)
+    shapes.generate(folder / "shapes", train=images, val=max(20, images // 8), size=size, progress=False)
     words = ["train.py", "configs/quickstart.yaml", f"data.root={folder}/shapes", f"data.crop={size}"]
     words += [
         "data.protocol=offline",

@@ -23,12 +23,12 @@ from engine.step import Training, begin_step, save_step
 from methods import Method, make_method, make_phase, make_update
 from metrics.health import FiniteGuard
 from models.segmenter import Segmenter, build_segmenter
-from scripts.benchmarks.measure import Figure, Options, Target, interleave, ratio, timed
+from scripts.benchmarks.measure import Measurement, Options, Target, interleave, ratio, timed
 
 TOTAL = 1_000_000  # iterations of a step: enough for any number of repeats
 LATE = TOTAL * 9 // 10  # well inside AlterSGD's phase
 BETA = 0.1  # of CPR
-BATCHES = {256: 4, 512: 2}  # crop -> pictures
+BATCHES = {256: 4, 512: 2}  # crop -> images
 QUICK = ("model.body=resnet_tiny", "model.head_channels=8", "data.crop=64", "train.batch_size=2")
 STEPS = protocol_steps("voc", "19-1")  # 20 old classes with the background, then one more
 
@@ -41,8 +41,8 @@ def settings(options: Options, crop: int) -> tuple[str, ...]:
 
 
 def make_run(folder: Path, steps: Sequence[Step], *overrides: str, ranks: Ranks | None = None) -> Run:
-    """A run without pictures: the shipped functions read no more of it than this."""
-    # At such a rate the weights stay where they are: an iteration costs the same, and no loss can run away.
+    """A run without images: the shipped functions read no more of it than this."""
+    # At such a learning rate the weights stay where they are: an iteration costs the same, and no loss can run away.
     config = read_config(["optim.lr=1e-9", "optim.lr_later=1e-9", *overrides])
     names = tuple(map(str, range(steps[-1].num_classes)))
     unused: Any = None
@@ -178,9 +178,9 @@ def variant(
 # ---------------------------------------------------------------------------------------------------------- the parts
 
 
-def iteration(options: Options) -> list[Figure]:
+def iteration(options: Options) -> list[Measurement]:
     """A MiB + AlterSGD iteration against the passes through student and teacher and the update alone."""
-    figures = []
+    measurements = []
     for crop in BATCHES:
         with tempfile.TemporaryDirectory() as folder:
             trainee = begin(folder, "method.name=mib", "phase.name=altersgd", *settings(options, crop))
@@ -189,11 +189,11 @@ def iteration(options: Options) -> list[Figure]:
             options.times(7),
         )
         what = f"mib + altersgd / bare passes, crop {trainee.run.config.data.crop}"
-        figures.append(ratio(what, samples, "mib + altersgd", "bare passes", Target(high=1.05)))
-    return figures
+        measurements.append(ratio(what, samples, "mib + altersgd", "bare passes", Target(high=1.05)))
+    return measurements
 
 
-def alternation(options: Options) -> list[Figure]:
+def alternation(options: Options) -> list[Measurement]:
     """An iteration of AlterSGD's phase, and one of SAM, against a plain one."""
     with tempfile.TemporaryDirectory() as folder:
         trainee = begin(folder, "method.name=mib", "phase.name=altersgd", *settings(options, 256))
@@ -209,8 +209,8 @@ def alternation(options: Options) -> list[Figure]:
     ]
 
 
-def updates(options: Options) -> list[Figure]:
-    """An iteration of MiB with each neighbour of AlterSGD, and of PLOP, against a plain one of MiB, on the size of a recipe.
+def updates(options: Options) -> list[Measurement]:
+    """An iteration of MiB with each method related to AlterSGD, and of PLOP, against a plain one of MiB, on the size of a recipe.
 
     The phases are inside of their iterations. PLOP's survey before a step, an epoch of its teacher, is not counted.
     """
@@ -229,19 +229,19 @@ def updates(options: Options) -> list[Figure]:
         "mib + stable_sgd": stable,
         "plop": plop,
     }
-    samples = interleave({name: per_picture(trainee) for name, trainee in trainees.items()}, options.times(9))
+    samples = interleave({name: per_image(trainee) for name, trainee in trainees.items()}, options.times(9))
     return [ratio(f"{name} / plain mib", samples, name, "plain") for name in trainees if name != "plain"]
 
 
-def per_picture(trainee: Trainee) -> Callable[[], float]:
-    """Seconds of an iteration over its pictures: smaller batches make more iterations of an epoch."""
-    measure, pictures = timed(trainee.iterate), len(trainee.batch[0])
-    return lambda: measure() / pictures
+def per_image(trainee: Trainee) -> Callable[[], float]:
+    """Seconds of an iteration over its images: smaller batches make more iterations of an epoch."""
+    measure, images = timed(trainee.iterate), len(trainee.batch[0])
+    return lambda: measure() / images
 
 
-def importance(options: Options) -> list[Figure]:
+def importance(options: Options) -> list[Measurement]:
     """EWC, PI and RW against fine-tuning, in a step that has anchors."""
-    figures = []
+    measurements = []
     for name in ("ewc", "pi", "rw"):
         with tempfile.TemporaryDirectory() as folder:
             trainee = begin(folder, f"method.name={name}", *settings(options, 512))
@@ -256,8 +256,8 @@ def importance(options: Options) -> list[Figure]:
         if name == "rw":
             pairs = zip(samples["rw look"], samples["rw between looks"], strict=True)
             samples["rw"] = [(look + (every - 1) * between) / every for look, between in pairs]
-        figures.append(ratio(f"{name} / ft", samples, name, "ft", Target(high=1.05)))
-    return figures
+        measurements.append(ratio(f"{name} / ft", samples, name, "ft", Target(high=1.05)))
+    return measurements
 
 
 def looking(trainee: Trainee, every: int) -> Callable[[], float]:

@@ -4,7 +4,7 @@ python -m scripts.dev.crash_test --kills 50 [--ranks 2] [--seed 0] [--folder DIR
 
 Every trial is the same small 15-1 run with MiB and AlterSGD under torchrun. It is killed (SIGKILL,
 torchrun with all its processes) one to six times at random moments, so also in the middle of a save or of an evaluation, then runs to its end. Exit code 0
-means: every tensor of every step checkpoint and every figure is the same, bit for bit.
+means: every tensor of every step checkpoint and every metric is the same, bit for bit.
 """
 
 import argparse
@@ -143,7 +143,7 @@ def differences(one: Path, other: Path) -> list[str]:
         found += [f"step {step}: {name} differs" for name in a if not torch.equal(a[name], b[name])]
     a, b = (json.loads((run / "results.json").read_text())["steps"] for run in (one, other))
     found += [
-        f"step {x['step']}: figures differ"
+        f"step {x['step']}: metrics differ"
         for x, y in zip(a, b, strict=True)
         if x["confusion"] != y["confusion"]
     ]

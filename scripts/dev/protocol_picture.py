@@ -1,4 +1,4 @@
-"""The picture of docs/protocols.md: what each mode shows the network, on pictures of the generated data set.
+"""The figure of docs/protocols.md: what each mode shows the network, on images of the generated data set.
 
 python -m scripts.dev.protocol_picture docs/protocols.png
 """
@@ -21,7 +21,7 @@ STEP = STEPS[3]  # learns class 18: there are old classes and future ones
 FUTURE = tuple(c for step in STEPS[STEP.index + 1 :] for c in step.new)
 MODES = ("overlapped", "disjoint", "sequential")
 SIZE = 192
-SMALLEST = 0.07  # share of the picture that each object shown covers at least
+SMALLEST = 0.07  # share of the image that each object shown covers at least
 HIDDEN = "dashed: an object labelled background"
 
 # Distinct to the colour-blind (after Okabe and Ito).
@@ -68,16 +68,16 @@ def kind_of(class_id: int, step: Step = STEP) -> str:
 
 
 def find_example(shows: str, kinds: tuple[str, ...]) -> Example:
-    """The first generated picture with one class of each kind and nothing else, all of them large and whole."""
+    """The first generated image with one class of each kind and nothing else, all of them large and whole."""
     for number in range(100_000):
         main_class = number % NUM_CLASSES + 1
         if kind_of(main_class) != kinds[0]:
             continue
-        # A picture shows the same at every size, so the search is done on small ones.
+        # An image shows the same at every size, so the search is done on small ones.
         small = Example(shows, *draw(main_class, 48, np.random.default_rng([0, 0, number])))
         if sorted(map(kind_of, small.classes)) == sorted(kinds) and well_visible(small):
             return Example(shows, *draw(main_class, SIZE, np.random.default_rng([0, 0, number])))
-    raise AssertionError(f"no generated picture shows {kinds}")
+    raise AssertionError(f"no generated image shows {kinds}")
 
 
 def well_visible(example: Example) -> bool:
@@ -88,7 +88,7 @@ def well_visible(example: Example) -> bool:
 
 
 def labels_in_training(example: Example, mode: str) -> np.ndarray | None:
-    """The mask as the step's training sees it, in the data set's class ids; None if it does not see the picture."""
+    """The mask as the step's training sees it, in the data set's class ids; None if it does not see the image."""
     if not select_train([example.classes], STEP, mode):
         return None
     return class_ids(relabel(example.mask, train_table(STEP, mode, void="background")))
@@ -114,8 +114,8 @@ def draw_figure(examples: Sequence[Example], path: Path) -> None:
 
     from tracking.plotting import pyplot, save
 
-    titles = ["picture", "full truth", *MODES, "testing"]
-    subtitles = ["", "the mask on disk", *["training"] * len(MODES), "as a test picture"]
+    titles = ["image", "full truth", *MODES, "testing"]
+    subtitles = ["", "the mask on disk", *["training"] * len(MODES), "as a test image"]
     figure, axes = pyplot.subplots(
         len(examples), len(titles), figsize=(1.75 * len(titles) + 0.4, 1.72 * len(examples) + 1.2)
     )

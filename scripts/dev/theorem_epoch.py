@@ -132,7 +132,7 @@ def terms(problem: Problem, descent: Sequence[Tensor], ascent: Sequence[Tensor])
 
 
 def first_order(variant: Variant) -> float:
-    """Returns how many eta g the pair after a long descent still descends: the buffer of g / (1 - mu) goes on.
+    """Returns how many eta g the pair after a long descent still descends: the buffer of g / (1 - mu) persists.
 
     In the ascent's k-th step the buffer is (2 mu^k - 1) g / (1 - mu). Nesterov looks one step ahead: mu^(k + 1).
     """
