@@ -26,6 +26,7 @@ from configs.schema import ConfigError
 from data import DataError
 from engine.checkpoint import CheckpointError
 from engine.run_folder import RunError
+from study.experiments import current_name
 from study.report import FORMATS, assemble, read_runs, renew, write
 from study.tables import SECTIONS
 from tracking.text import printable
@@ -69,7 +70,13 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, help="folder to write the report to")
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=list(FORMATS), help="default: all")
     parser.add_argument(
-        "--tables", nargs="+", choices=SECTIONS, default=list(SECTIONS), metavar="T", help=", ".join(SECTIONS)
+        "--tables",
+        nargs="+",
+        type=current_name,
+        choices=SECTIONS,
+        default=list(SECTIONS),
+        metavar="T",
+        help=", ".join(SECTIONS),
     )
     parser.add_argument(
         "--pictures",

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from data import DataError, shapes
 from engine import terminal
-from study.experiments import TABLES
+from study.experiments import TABLES, current_name
 from study.launch import carry_out
 from study.launchers import LAUNCHERS, Resources
 from study.plan import PRESETS, choose, describe, list_jobs, look_at
@@ -59,7 +59,12 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("table", choices=[*TABLES, "all"], help="what to reproduce; table1 is table 2 as well")
+    add(
+        "table",
+        type=current_name,
+        choices=[*TABLES, "all"],
+        help="what to reproduce; table1 is table 2 as well",
+    )
     add("--preset", choices=PRESETS, required=True, help="data set, network and recipe")
     add("--seeds", type=int, nargs="+", default=[1, 2, 3], help="default: 1 2 3")
     add(

@@ -255,7 +255,7 @@ def table_related_methods(runs: Collection) -> Section:
         title = "What the last iterations of a step do: value at its end over that at the share p, mean of the steps"
         tables.append(Table(title, ["setting", "squared gradient norm", "top eigenvalue"], changes))
         notes.append("In brackets: the number of seeds. Below 1 it gets flatter.")
-    return Section("neighbours", "Related methods", tables, notes, missing(runs, settings))
+    return Section("related", "Related methods", tables, notes, missing(runs, settings))
 
 
 def table_readings(runs: Collection) -> Section:

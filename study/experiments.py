@@ -180,8 +180,14 @@ TABLES: dict[str, Callable[[Config], list[Experiment]]] = {
     "ablations": ablations,
     "alternation": alternation,
     "readings": readings,
-    "neighbours": related_methods,
+    "related": related_methods,
 }
+OLD_NAMES = {"neighbours": "related"}  # of tables, in commands and documents of older versions
+
+
+def current_name(table: str) -> str:
+    """Return the name that a table has today."""
+    return OLD_NAMES.get(table, table)
 
 
 def experiments_of(tables: Iterable[str], config: Config) -> list[Experiment]:

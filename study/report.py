@@ -15,6 +15,7 @@ from engine.run_folder import RunError, read_results
 from study import layouts
 from study.cells import name
 from study.collection import Collection, RecordedRun, collect, scored_otherwise, share_step_0
+from study.experiments import current_name
 from study.layouts import Report, Section
 from study.settings import found
 from study.tables import SECTIONS
@@ -220,7 +221,7 @@ def renew(path: Path, check: bool) -> int:
 
 def renewed(match: re.Match, path: Path) -> str:
     """The marker, the table that it names as it is today, and the marker that ends it."""
-    table, folder = match["name"], match["folder"]
+    table, folder = current_name(match["name"]), match["folder"]
     known = [*SECTIONS, "missing"]
     if table not in known:
         raise RunError(f"{path}: results:{not_one_of(table, known)}")
@@ -233,4 +234,4 @@ def renewed(match: re.Match, path: Path) -> str:
     else:
         body = layouts.markdown_section(SECTIONS[table](runs))
     loud = [f"> **Warning.** {text.markdown(line)}" for line in warnings(runs)]
-    return "\n\n".join([f"<!-- results:{table} {folder} -->", *loud, body, "<!-- /results -->"])
+    return "\n\n".join([f"<!-- results:{match['name']} {folder} -->", *loud, body, "<!-- /results -->"])

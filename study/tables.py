@@ -166,7 +166,7 @@ SECTIONS: dict[str, Callable[[Collection], Section]] = {
     "alternation": comparisons.table_alternation,
     "readings": comparisons.table_readings,
     "differences": comparisons.table_differences,
-    "neighbours": comparisons.table_related_methods,
+    "related": comparisons.table_related_methods,
     "forgetting": comparisons.table_forgetting,
     "orders": orders.table_orders,
     "metrics": comparisons.table_metrics,

@@ -824,7 +824,7 @@ def test_related_methods_stand_beside_altersgd_with_flatness_and_costs(tmp_path)
     timed = {"updates": {"figures": [{"what": "mib + sam / plain mib", "value": 1.8}]}}
     (tmp_path / "benchmark.json").write_text(json.dumps(timed))
 
-    found = section(tmp_path, "neighbours")
+    found = section(tmp_path, "related")
     table, changes = found.tables
     assert changes.rows == [["MiB", "4.00 (1)", DASH]]
     assert [r[0] for r in table.rows] == [

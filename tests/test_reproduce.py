@@ -22,7 +22,7 @@ ROOT = Path(train.__file__).parent
 ROWS = {"table1": 10, "table3": 8, "table4": 16, "figure-p": 6} | {
     "ablations": 8,
     "alternation": 16,
-    "neighbours": 8,
+    "related": 8,
 }
 # By epoch p depends on how many epochs a step has: 10 have fewer that end on a descent, 30 share controls with the iteration.
 READINGS = {"shapes": 67, "voc-cpu": 64, "voc": 66}
@@ -38,6 +38,15 @@ def voc_jobs(*tables: str, seeds=(1,), overrides=()) -> dict:
 
 
 # ---- the plan -----------------------------------------------------------------------------------------------------------
+
+
+def test_neighbours_still_names_the_table_of_related_methods(tmp_path, capsys):
+    plans = []
+    for table in ("related", "neighbours"):
+        arguments = [table, "--preset", "voc", "--seeds", "1", "--runs", str(tmp_path / "runs"), "--dry-run"]
+        assert reproduce.main(arguments) == 0
+        plans.append(capsys.readouterr().out)
+    assert plans[0] == plans[1] and "mib-sam_seed1" in plans[0]
 
 
 @pytest.mark.parametrize("preset", PRESETS)
@@ -139,7 +148,7 @@ def test_tables_share_runs_by_name():
     assert "mib-altersgd_lambda_a=10_lambda_b=1" in names["table4"] and "mib_lambda=10" in names["table3"]
     assert "mib-altersgd_p=5-30" in names["figure-p"]
     assert "mib-altersgd_momentum=off_batch=same_lr=hold" in names["ablations"]
-    assert names["neighbours"] & (names["table1"] | names["ablations"]) == {
+    assert names["related"] & (names["table1"] | names["ablations"]) == {
         "mib",
         "mib-altersgd",
         "mib-consolidate",
