@@ -1,13 +1,16 @@
-"""Continual semantic segmentation: learn the classes of a protocol step by step, and measure what is forgotten.
+"""Continual semantic segmentation: learn the classes of a protocol step by step,
+and measure what is forgotten.
 
-    python train.py configs/quickstart.yaml configs/methods/mib.yaml configs/altersgd.yaml data.root=/data/shapes
-    torchrun --nproc_per_node=2 train.py configs/voc/15-1.yaml configs/methods/mib.yaml data.root=/data/VOC2012
+    python train.py configs/quickstart.yaml configs/methods/mib.yaml configs/altersgd.yaml data.root=shapes
+    torchrun --nproc_per_node=2 train.py configs/voc/15-1.yaml configs/methods/mib.yaml data.root=/data/voc
 
-Arguments are YAML overlays, merged left to right over configs/base.yaml, and key.sub=value overrides, which always win.
-The same command, typed again, resumes where the run stopped. All steps run unless train.first_step / train.last_step say
-otherwise; train.start_from=<step_i.pt> begins after a step trained elsewhere; train.evaluate_only=true only scores.
+Arguments are YAML overlays, merged left to right over configs/base.yaml, and key.sub=value overrides, which
+always win. The same command, typed again, resumes where the run stopped. All steps run unless
+train.first_step / train.last_step say otherwise; train.start_from=<step_i.pt> begins after a step trained
+elsewhere; train.evaluate_only=true only scores.
 
-Exit codes: 0 finished, 2 bad config, data or weights, 75 stopped by a signal with everything saved, 1 anything else.
+Exit codes: 0 finished, 2 bad config, data or weights, 75 stopped by a signal with everything saved, 1
+anything else.
 """
 
 import sys
@@ -53,7 +56,7 @@ def main(arguments: list[str]) -> int:
 
 
 def walk(config: Config, ranks: Ranks, stop: StopRequest) -> dict:
-    """All steps of the protocol: train what is missing, score what has no score, and return the results."""
+    """Train what is missing of the protocol's steps, score what has no score, and return the results."""
     run = prepare(config, ranks, stop)
     if config.train.evaluate_only:
         score_again(run)

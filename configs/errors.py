@@ -2,8 +2,11 @@
 
 
 class UserError(Exception):
-    """Its text says what is wrong, where, and what to do. Programs print it and exit with 2, without a traceback."""
+    """Its text says what is wrong, where, and what to do.
+
+    Programs print it and exit with 2, without a traceback.
+    """
 
     def report(self) -> str:
-        """The lines that a program prints."""
+        """Return the lines that a program prints."""
         return f"error: {self}"

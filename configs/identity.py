@@ -1,4 +1,7 @@
-"""How a run is called by its config alone: in the terminal, and as a folder. Tables have longer names (study/identity.py)."""
+"""How a run is called by its config alone: in the terminal, and as a folder.
+
+Tables have longer names (study/identity.py).
+"""
 
 import hashlib
 from collections.abc import Mapping, Sequence
@@ -6,7 +9,9 @@ from typing import Any
 
 
 def short_name(config: Mapping[str, Any]) -> str:
-    """Method, phase and what else forms the weights, without their numbers, as the overlays are called: "mib + sam"."""
+    """Method, phase and what else forms the weights, without their numbers, as the overlays are called:
+    "mib + sam".
+    """
     names = _names(config)
     if config["method"].get("entropy", 0) > 0:  # .get: configs of runs that are older than the key
         names.append("cpr")
@@ -16,7 +21,7 @@ def short_name(config: Mapping[str, Any]) -> str:
 
 
 def run_name(config: Mapping[str, Any]) -> str:
-    """The name of a run's folder where the user gives none."""
+    """Return the name of a run's folder where the user gives none."""
     data, seed = config["data"], config["train"]["seed"]
     protocol = data["protocol"] if data["steps"] is None else "own-steps"
     if data.get("order") is not None:
@@ -29,7 +34,9 @@ def run_name(config: Mapping[str, Any]) -> str:
 
 
 def order_name(order: int | Sequence[int | str]) -> str:
-    """How an order of classes (data.order) is called: by its seed, a list by the start of its digest."""
+    """Return how an order of classes (data.order) is called: by its seed,
+    a list by the start of its digest.
+    """
     if isinstance(order, int):
         return str(order)
     return hashlib.blake2b(repr(list(order)).encode(), digest_size=3).hexdigest()
@@ -46,11 +53,11 @@ def _names(config: Mapping[str, Any]) -> list[str]:
 
 
 def is_stable_sgd(config: Mapping[str, Any]) -> bool:
-    """Whether a run is Stable SGD; its small batch alone is another recipe, not Stable SGD."""
+    """Return whether a run is Stable SGD; its small batch alone is another recipe, not Stable SGD."""
     return config.get("model", {}).get("dropout", 0) > 0 or config.get("optim", {}).get("lr_decay", 1) < 1
 
 
 def is_offline(config: Mapping[str, Any]) -> bool:
-    """Whether all classes are learned at once."""
+    """Return whether all classes are learned at once."""
     steps = config["data"]["steps"]
     return config["data"]["protocol"] == "offline" if steps is None else len(steps) == 1

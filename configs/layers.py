@@ -18,7 +18,9 @@ OPTIONS = (
 
 
 class Layers:
-    """The merged tree, for each dotted key the layer (0 = the defaults) that set it last, and all problems so far."""
+    """The merged tree, for each dotted key the layer (0 = the defaults) that set it last,
+    and all problems so far.
+    """
 
     def __init__(self) -> None:
         self.tree = {section: dict(names) for section, names in _defaults().items()}

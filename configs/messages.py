@@ -20,7 +20,7 @@ _WANTED = {
 
 
 def explain(detail: Mapping[str, Any]) -> str:
-    """One of pydantic's errors in our words."""
+    """Return one of pydantic's errors in our words."""
     kind, value, context = detail["type"], detail["input"], detail.get("ctx", {})
     if kind == "literal_error":
         names = re.findall(r"'([^']*)'|(\d+)", context["expected"])
@@ -65,7 +65,7 @@ _repr.maxlist = _repr.maxdict = 8
 
 
 def show(value: Any) -> str:
-    """A value on one line, scalars as in YAML."""
+    """Return a value on one line, scalars as in YAML."""
     if value is None or isinstance(value, bool):
         return {None: "null", True: "true", False: "false"}[value]
     return _repr.repr(value)

@@ -1,6 +1,7 @@
-"""What a config chooses by name: methods, phases, update rules, averages, backbones, data sets, trackers, launchers.
+"""What a config chooses by name: methods, phases, update rules, averages, backbones, data sets, trackers,
+launchers.
 
-@register("mine")                           in a new file of the registry's folder: nothing else has to be told
+@register("mine")                           in a new file of the registry's folder, and nothing else to do
 class Mine(AlterSGD):
     class Options(Settings):                its own settings, phase.options.<key>, typed and with defaults
         share: float = 0.5
@@ -38,13 +39,18 @@ class RegistryError(UserError, ValueError):
 
 
 class Settings(BaseModel):
-    """What a registered thing can be told beside the keys that it shares with others; every field has a default."""
+    """What a registered thing can be told beside the keys that it shares with others;
+    every field has a default.
+    """
 
     model_config = ConfigDict(extra="forbid", strict=True, frozen=True, allow_inf_nan=False, defer_build=True)
 
 
 class Registry(MutableMapping[str, Thing]):
-    """All things that the config's `key` can name. Files of `package` that say @register are imported at the first look."""
+    """All things that the config's `key` can name.
+
+    Files of `package` that say @register are imported at the first look.
+    """
 
     def __init__(self, key: str, package: str):
         self.key, self.package = key, package
@@ -54,7 +60,10 @@ class Registry(MutableMapping[str, Thing]):
     def register(
         self, name: str, conflicts: Callable[[Any], Conflicts] | None = None
     ) -> Callable[[Added], Added]:
-        """Decorator: make a class or function selectable by name. A function is handed what a class says in `conflicts`."""
+        """Decorator: make a class or function selectable by name.
+
+        A function is handed what a class says in `conflicts`.
+        """
 
         def add(thing: Added) -> Added:
             known = self._things.get(name)
@@ -101,13 +110,13 @@ class Registry(MutableMapping[str, Thing]):
         return len(self._found())
 
     def find(self, name: str) -> Thing:
-        """The thing of that name, or a RegistryError with the choices."""
+        """Return the thing of that name, or raise a RegistryError with the choices."""
         if name not in self:
             raise RegistryError(f"{self.key}: {self.unknown(name)}")
         return self[name]
 
     def unknown(self, name: Any) -> str:
-        """What to say of a name that is none."""
+        """Return what to say of a name that is none."""
         file = f"{self.package.replace('.', '/')}/{name}.py"
         folders = importlib.import_module(self.package).__path__
         is_there = "/" not in str(name) and any((Path(folder) / f"{name}.py").is_file() for folder in folders)
@@ -115,7 +124,7 @@ class Registry(MutableMapping[str, Thing]):
         return not_one_of(name, list(self)) + hint
 
     def wrong_options(self, name: str, options: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-        """Which of the options do not fit the thing of that name, and why."""
+        """Yield which of the options do not fit the thing of that name, and why."""
         declared = getattr(self[name], "Options", Settings)
         try:
             declared.model_validate(dict(options))
@@ -137,7 +146,7 @@ class Registry(MutableMapping[str, Thing]):
             raise RegistryError("\n".join(wrong))
 
     def conflicts(self, name: str, config: Any) -> Conflicts:
-        """What of the config the thing of that name cannot work with."""
+        """Yield what of the config the thing of that name cannot work with."""
         declared = getattr(self[name], "conflicts", None)
         return iter(()) if declared is None else declared(config)
 

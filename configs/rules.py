@@ -77,12 +77,14 @@ def _classes_are_given(steps, protocol, dataset):
 @rule("data.order", "data.steps", "data.protocol", "data.dataset")
 def _order_fits_the_protocol(order, steps, protocol, dataset):
     if order is not None and steps is not None:
-        return f"{show(order)} cannot be given together with data.steps, which are an order: set one of them to null"
+        wrong = "cannot be given together with data.steps, which are an order: set one of them to null"
+        return f"{show(order)} {wrong}"
     classes = {c for step in _protocols(dataset).get(protocol or "", ()) for c in step}
     if order is None or isinstance(order, int) or not classes:
         return None
     if len(order) != len(classes):
-        return f"{show(order)} has {len(order)} classes, the protocol {protocol} has {len(classes)}: name each once"
+        sizes = f"{len(order)} classes, the protocol {protocol} has {len(classes)}"
+        return f"{show(order)} has {sizes}: name each once"
     unknown = [c for c in order if isinstance(c, int) and c not in classes]
     return f"{show(order)} has a class {unknown[0]}; the ids are 1 to {len(classes)}" if unknown else None
 

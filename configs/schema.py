@@ -3,8 +3,8 @@
     config = load_config(["configs/voc/15-1.yaml", "configs/methods/mib.yaml"], ["train.seed=1"])
     config.optim.lr
 
-Every default stands in `base.yaml`, none here. All problems are collected into one `ConfigError`, each naming the key,
-the value, the choices and the file (or the command line) that the value came from.
+Every default stands in `base.yaml`, none here. All problems are collected into one `ConfigError`, each with
+the key, the value, the choices and the file (or the command line) that the value came from.
 """
 
 import math
@@ -35,7 +35,7 @@ class ConfigError(UserError, ValueError):
         return "\n".join(f"config error: {problem}" for problem in self.problems)
 
 
-# ---------------------------------------------------------------------------------------------------- the typed tree
+# --------------------------------------------------------------------------------------------- the typed tree
 
 
 def _fraction(value: Any) -> Any:
@@ -122,7 +122,7 @@ Text = Annotated[str, Field(min_length=1)]
 Place = Annotated[Text, AfterValidator(_at_home)]
 Count = Annotated[int, Field(ge=0)]
 Positive = Annotated[float, Field(gt=0)]
-# YAML has lists, a frozen config holds tuples: hence not strict, which goes for the tuple alone and not its items.
+# YAML has lists, a frozen config tuples: hence not strict, which goes for the tuple and not its items.
 ClassName = Annotated[int | str, BeforeValidator(_class)]
 StepClasses = Annotated[tuple[ClassName, ...], Strict(False), AfterValidator(_not_empty)]
 OwnSteps = Annotated[
@@ -137,7 +137,7 @@ Dilations = Annotated[tuple[Size, Size, Size], Strict(False)]
 
 
 class Section(BaseModel):
-    # defer_build: the sections are only ever validated as parts of Config, so none needs a validator of its own
+    # defer_build: the sections are only validated as parts of Config, so none needs a validator of its own
     model_config = Settings.model_config
 
 
@@ -177,7 +177,7 @@ class ModelConfig(Section):
 
     @property
     def architecture(self) -> dict[str, Any]:
-        """What determines the network's function: the arguments it is built with, and a checkpoint records."""
+        """The arguments that the network is built with, which a checkpoint records."""
         arguments = self.model_dump(include={"body", "output_stride", "norm", "head_channels", "dilations"})
         # Left out where it says nothing, so that checkpoints from before it existed fit.
         return arguments if self.pooling is None else arguments | {"pooling": self.pooling}
@@ -284,7 +284,7 @@ FREE_KEYS = (
 EVALUATION_KEYS = ("data.evaluate", "data.unseen")
 
 
-# ------------------------------------------------------------------------------------------------- loading and dumping
+# ---------------------------------------------------------------------------------------- loading and dumping
 
 
 def load_config(
@@ -294,7 +294,7 @@ def load_config(
 ) -> Config:
     """Merge `base.yaml`, the overlays and the overrides into one valid Config, or raise ConfigError.
 
-    The `registries` know the names that some keys choose from, and say what options and other settings go with each.
+    The `registries` know the names that some keys choose from, and which settings go with each.
     """
     layers = Layers()
     for overlay in overlays:
@@ -336,13 +336,13 @@ def dump_config(config: Config) -> str:
 
 
 def with_defaults(tree: Mapping[str, Mapping]) -> dict[str, dict]:
-    """A resolved config with the defaults of the keys that it lacks because it is older than they are."""
+    """Return a resolved config with the defaults of the keys that are newer than it."""
     defaults = Layers().tree
     return {section: {**keys, **tree.get(section, {})} for section, keys in defaults.items()}
 
 
 def config_differences(old: Mapping, new: Mapping, free: tuple[str, ...] = ()) -> list[str]:
-    """What changed between two nested mappings: "optim.lr: 0.01 -> 0.02", sorted by key; not what begins like `free`."""
+    """Return what changed, "optim.lr: 0.01 -> 0.02", sorted by key; not what begins like `free`."""
     before, after = dict(_leaves(yaml_core.plain(old))), dict(_leaves(yaml_core.plain(new)))
     missing = object()
 
@@ -357,7 +357,7 @@ def config_differences(old: Mapping, new: Mapping, free: tuple[str, ...] = ()) -
 
 
 def _settle_protocol(layers: Layers) -> None:
-    """A protocol and own steps exclude each other: the one that was given later wins, the other becomes null."""
+    """Keep the later one of a protocol and own steps, which exclude each other; the other becomes null."""
     if layers.value("data.protocol") is None or layers.value("data.steps") is None:
         return
     protocol, steps = layers.layer_of["data.protocol"], layers.layer_of["data.steps"]
@@ -368,13 +368,13 @@ def _settle_protocol(layers: Layers) -> None:
 
 
 def _chosen(registry: Registry, layers: Layers) -> list[str]:
-    """The names that the config gives where the registry has a say."""
+    """Return the names that the config gives where the registry has a say."""
     value = layers.value(registry.key)
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
 def _check_choice(registry: Registry, layers: Layers, invalid: set[str]) -> set[str]:
-    """The keys that turn out to be invalid: names that are unknown, options that do not fit the chosen thing."""
+    """Return the invalid keys: names that are unknown, options that do not fit the chosen thing."""
     names = _chosen(registry, layers)
     unknown = [name for name in names if name not in registry]
     for name in unknown:

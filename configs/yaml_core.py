@@ -1,7 +1,7 @@
 """YAML with the scalars of the YAML 1.2 core schema.
 
-PyYAML speaks YAML 1.1, where `1e-3` is text, `off` is false and `1:30` is ninety. Here `1e-3` is a number, only
-`true` and `false` are booleans, and there are neither dates nor base 60. Aliases and tags other than the
+PyYAML speaks YAML 1.1, where `1e-3` is text, `off` is false and `1:30` is ninety. Here `1e-3` is a number,
+only `true` and `false` are booleans, and there are neither dates nor base 60. Aliases and tags other than the
 core ones are refused, and so are keys that are repeated or not text.
 """
 
@@ -49,7 +49,9 @@ class _Loader(yaml.SafeLoader):
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that YAML 1.1 or 1.2 would read as something else, so that other tools agree about `off`."""
+    """Quotes text that YAML 1.1 or 1.2 would read as something else,
+    so that other tools agree about `off`.
+    """
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
@@ -96,7 +98,7 @@ _Dumper.add_representer(
 
 
 def parse(text: str) -> Any:
-    """The value of one YAML document; ValueError says in one line what is wrong and where."""
+    """Return the value of one YAML document; ValueError says in one line what is wrong and where."""
     try:
         return yaml.load(text, _Loader)
     except yaml.MarkedYAMLError as error:

@@ -15,7 +15,7 @@ DATASETS.discover()  # at once: a data set may bring protocols of its own
 
 
 def load_dataset(name: str, root: str | Path | None, train_list: str = "auto") -> Dataset:
-    """The data set `name` found below `root`, or a DataError naming all that is missing.
+    """Return the data set `name` found below `root`, or raise a DataError that names all that is missing.
 
     `train_list` is for data sets that have several, as VOC.
     """
@@ -29,7 +29,7 @@ def load_dataset(name: str, root: str | Path | None, train_list: str = "auto") -
 
 
 def find_dataset(name: str, root: str | Path | None, train_list: str = "auto") -> Dataset:
-    """As much of the data set as is there; its `problems` say what is not."""
+    """Return as much of the data set as is there; its `problems` say what is not."""
     if name not in DATASETS:
         raise DataError(f"data.dataset: {DATASETS.unknown(name)}")
     if root is not None and (file := Path(root).expanduser()).is_file():
@@ -38,7 +38,9 @@ def find_dataset(name: str, root: str | Path | None, train_list: str = "auto") -
 
 
 def find_lists(dataset: Dataset, root: str | Path) -> dict[str, tuple[list[Sample], list[str]]]:
-    """Every list of the data set at `root`, by name, and its problems: VOC has one more than a run uses."""
+    """Return every list of the data set at `root`, by name, and its problems:
+    VOC has one more than a run uses.
+    """
     used = {dataset.train_list: dataset.train, "val": dataset.test}
     lists = {name: (images, dataset.problems[name]) for name, images in used.items()}
     for other in LISTS.get(dataset.name, {}).keys() - used:

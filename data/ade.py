@@ -1,8 +1,8 @@
 """ADE20K as in the scene parsing challenge of 2016: 150 classes.
 
-The masks have no background class: 0 means "none of the 150". As in MiB it is trained as the background, so that old
-and future classes have something to shift into, and ignored by evaluation (`void_labels`), so that the background has
-no share in any metric.
+The masks have no background class: 0 means "none of the 150". As in MiB it is trained as the background, so
+that old and future classes have something to shift into, and ignored by evaluation (`void_labels`), so that
+the background has no share in any metric.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def load_ade(root: str | Path | None, train_list: str = "auto") -> Dataset:
 
 
 def _pairs(base: Path, split: str) -> tuple[list[Sample], list[str]]:
-    """Every image with its mask, in ascending order (there are no list files), and what has no partner."""
+    """Return every image with its mask, in ascending order (there are no list files),
+    and what has no partner.
+    """
     images, masks = (
         {path.stem: path for path in (base / kind / split).iterdir() if path.suffix in suffixes}
         for kind, suffixes in (("images", IMAGE_SUFFIXES), ("annotations", MASK_SUFFIXES))

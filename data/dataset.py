@@ -24,6 +24,8 @@ class DataError(UserError, ValueError):
 
 
 class Sample(NamedTuple):
+    """An image of a data set and its mask, both on disk, and the name that its list calls it by."""
+
     name: str
     image: File
     mask: File
@@ -47,7 +49,7 @@ class Dataset:
 
 class LoadDataset(Protocol):
     def __call__(self, root: str | Path | None, train_list: str) -> Dataset:
-        """As much of the data set below `root` as is there; its `problems` say what is not."""
+        """Return as much of the data set below `root` as is there; its `problems` say what is not."""
 
 
 DATASETS: Registry[LoadDataset] = Registry("data.dataset", "data")
@@ -77,7 +79,7 @@ def raise_problems(headline: str, problems: Sequence[str]) -> None:
 
 
 def find_base(root: str | Path | None, places: Iterable[str], needed: Sequence[str], what: str) -> Path:
-    """The first of `places` below `root` that holds every folder or file of `needed`."""
+    """Return the first of `places` below `root` that holds every folder or file of `needed`."""
     if root is None:
         raise DataError(f"the place of {what} is not given; set data.root=<folder>")
     root = Path(root).expanduser()
@@ -99,7 +101,7 @@ def find_base(root: str | Path | None, places: Iterable[str], needed: Sequence[s
 
 
 def read_lines(path: Path) -> list[str]:
-    """The lines of a text file without surrounding blanks; empty ones at the end are left out."""
+    """Return the lines of a text file without surrounding blanks; empty ones at the end are left out."""
     try:
         if path.exists() and not path.is_file():  # reading a pipe would wait for ever
             raise OSError("it is no file")
@@ -128,7 +130,7 @@ class FolderListing:
         return self._files[folder]
 
     def find(self, folders: Sequence[str], name: str, suffixes: Sequence[str]) -> Path | None:
-        """The first of folder/name + suffix that exists; `name` may hold folders itself."""
+        """Return the first of folder/name + suffix that exists; `name` may hold folders itself."""
         inner, _, tail = name.rpartition("/")
         for folder in folders:
             head = f"{folder}/{inner}" if inner else folder
@@ -142,12 +144,12 @@ class FolderListing:
 def read_list(
     list_file: Path, base: Path, image_folders: Sequence[str], mask_folders: Sequence[str]
 ) -> tuple[list[Sample], list[str]]:
-    """The images of a list file, and what is wrong with its other lines.
+    """Return the images of a list file, and what is wrong with its other lines.
 
     They come in ascending order of their names, so that the order of the lines is no matter.
 
-    A line holds either a name, looked for in the given folders of `base`, or the paths of an image and its mask
-    below `base` (`/JPEGImages/x.jpg /SegmentationClassAug/x.png`, the leading slash means `base`).
+    A line holds either a name, looked for in the given folders of `base`, or the paths of an image and its
+    mask below `base` (`/JPEGImages/x.jpg /SegmentationClassAug/x.png`, the leading slash means `base`).
     """
     listing = FolderListing()
     absolute = base.absolute().as_posix()
@@ -198,7 +200,7 @@ def read_list(
 
 
 def _below(base: str, entry: str) -> str | None:
-    """A path of a list as a path relative to `base`; None when it would leave it."""
+    """Return a path of a list as a path relative to `base`; None when it would leave it."""
     if "\0" in entry or ".." in entry.split("/"):
         return None
     return entry.removeprefix(base + "/").lstrip("/")

@@ -29,6 +29,8 @@ def replacing(path: Path, *, sync: bool = True) -> Iterator[BinaryIO]:
 
 
 def write_atomically(path: Path, content: bytes, *, sync: bool = True) -> None:
-    """All of the file or nothing, whatever happens meanwhile; cheaply without `sync`, when a power cut may lose it."""
+    """All of the file or nothing, whatever happens meanwhile; cheaply without `sync`,
+    when a power cut may lose it.
+    """
     with replacing(path, sync=sync) as file:
         file.write(content)

@@ -1,7 +1,8 @@
 """Your own data: classes.txt, images/, masks/, train.txt and val.txt in one folder.
 
-classes.txt names one class per line. The first line may be `background` (mask value 0); otherwise the first line is
-mask value 1. Masks are PNG files of class numbers (grey or palette), 255 is void. The lists hold one name per line.
+classes.txt names one class per line. The first line may be `background` (mask value 0); otherwise the first
+line is mask value 1. Masks are PNG files of class numbers (grey or palette), 255 is void. The lists hold one
+name per line.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ def load_folder(root: str | Path | None, train_list: str = "auto") -> Dataset:
 
 
 def read_class_names(path: Path) -> tuple[str, ...]:
-    """Class names by id, the background put first where the file leaves it out."""
+    """Return class names by id, the background put first where the file leaves it out."""
     names = read_lines(path)
     if names[0].lower() != "background":
         names.insert(0, "background")
@@ -40,7 +41,8 @@ def read_class_names(path: Path) -> tuple[str, ...]:
             )
         if any(unicodedata.category(char) in UNPRINTABLE and char != "\t" for char in name):
             raise DataError(
-                f"{path}: the class {name!r} holds a control character; write its name in letters that can be printed"
+                f"{path}: the class {name!r} holds a control character; write its name in letters that can "
+                "be printed"
             )
         if name in names[:position]:
             raise DataError(f"{path}: the class {name!r} is named twice; give every class its own name")

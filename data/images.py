@@ -1,9 +1,10 @@
-"""The one reader of images and the one reader of masks: training, evaluation, prediction and checks see the same pixels.
+"""The one reader of images and the one reader of masks: training, evaluation,
+prediction and checks see the same pixels.
 
-An image is read as a viewer shows it: turned as its EXIF data say, on white where it is transparent, deep greys scaled to
-bytes, the first frame of an animation. Only the formats that are asked for are tried, whatever a file is called: left
-to itself, Pillow hands a file that begins like PostScript to Ghostscript. A file may be a record of a packed data set (`File`);
-a decoded one holds what was read here when it was packed.
+An image is read as a viewer shows it: turned as its EXIF data say, on white where it is transparent, deep
+greys scaled to bytes, the first frame of an animation. Only the formats that are asked for are tried,
+whatever a file is called: left to itself, Pillow hands a file that begins like PostScript to Ghostscript. A
+file may be a record of a packed data set (`File`); a decoded one holds what was read here when it was packed.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from data.packs import DecodedRecord, File, Record
 FORMATS = ("JPEG", "PNG")  # of the images of a data set
 MASK_FORMATS = ("PNG",)  # one that keeps every value
 
-# what a search through folders takes for an image of one's own, and the formats of these; Pillow decodes them itself
+# what a search through folders takes for an image of one's own, and the formats of these; Pillow decodes them
+# itself
 ANY_SUFFIXES = frozenset(
     (
         *(".avif", ".bmp", ".gif", ".jp2", ".jpeg", ".jpg", ".pbm", ".pgm"),
@@ -64,7 +66,7 @@ class Look(NamedTuple):
 
 
 def read_bytes(path: File) -> bytes:
-    """The content of a file, or of its record in a pack; the errors are those of the readers."""
+    """Return the content of a file, or of its record in a pack; the errors are those of the readers."""
     with _as_data_errors(path):
         if isinstance(path, Path):
             _refuse_pipes(path)
@@ -72,20 +74,20 @@ def read_bytes(path: File) -> bytes:
 
 
 def read_pixels(record: DecodedRecord) -> np.ndarray:
-    """What was decoded when the data set was packed."""
+    """Return what was decoded when the data set was packed."""
     with _as_data_errors(record):
         return record.pixels()
 
 
 def read_image(path: File) -> np.ndarray:
-    """The image of a data set as H x W x 3 bytes."""
+    """Return the image of a data set as H x W x 3 bytes."""
     if isinstance(path, DecodedRecord):
         return read_pixels(path)
     return np.array(open_image(path)[0])
 
 
 def open_image(path: File, formats: Sequence[str] = FORMATS) -> tuple[Image.Image, int]:
-    """The image in RGB, and the number of frames in its file, of which it is the first."""
+    """Return the image in RGB, and the number of frames in its file, of which it is the first."""
     if isinstance(path, DecodedRecord):
         return Image.fromarray(read_pixels(path)), 1
     with _opened(path, formats) as image:
@@ -121,7 +123,9 @@ def _is_deep(image: Image.Image) -> bool:
 
 
 def _bytes(values: np.ndarray) -> np.ndarray:
-    """Integers are taken for 16 bits if they can be; all else is stretched from the least to the greatest value."""
+    """Integers are taken for 16 bits if they can be; all else is stretched from
+    the least to the greatest value.
+    """
     whole = values.dtype.kind in "iu"
     values = np.nan_to_num(values.astype(np.float32), posinf=0, neginf=0)
     low, high = values.min(), values.max()
@@ -131,13 +135,14 @@ def _bytes(values: np.ndarray) -> np.ndarray:
 
 
 def open_mask(path: File, content: bytes | None = None) -> Image.Image:
-    """The decoded mask of a file, whose bytes may be given; its own bytes are class numbers."""
+    """Return the decoded mask of a file, whose bytes may be given; its own bytes are class numbers."""
     if isinstance(path, DecodedRecord):
         return Image.fromarray(read_pixels(path))
     with _opened(path, MASK_FORMATS, content) as image:
         if image.tile and image.tile[0][3] in ("L;2", "L;4"):
             raise DataError(
-                f"{path}: holds 2 or 4 bits of grey, which are shades and no class numbers; save it with 8 bits"
+                f"{path}: holds 2 or 4 bits of grey, which are shades and no class numbers; save it with 8 "
+                "bits"
             )
         image.load()
         mask = _upright(image)
@@ -155,14 +160,14 @@ def open_mask(path: File, content: bytes | None = None) -> Image.Image:
 
 
 def read_mask(path: File) -> np.ndarray:
-    """The mask as H x W bytes of class numbers."""
+    """Return the mask as H x W bytes of class numbers."""
     if isinstance(path, DecodedRecord):
         return read_pixels(path)
     return np.asarray(open_mask(path))
 
 
 def open_colour_mask(path: File) -> Image.Image:
-    """The decoded mask as it is stored, in RGB if it has colours of its own."""
+    """Return the decoded mask as it is stored, in RGB if it has colours of its own."""
     with _opened(path, MASK_FORMATS) as image:
         image.load()
         if _is_deep(image):
@@ -177,7 +182,7 @@ def open_colour_mask(path: File) -> Image.Image:
 
 
 def image_size(path: File) -> tuple[int, int]:
-    """Width and height as the image is shown, without decoding it."""
+    """Return width and height as the image is shown, without decoding it."""
     if isinstance(path, DecodedRecord):
         return path.size
     with _opened(path, FORMATS) as image:
@@ -185,7 +190,9 @@ def image_size(path: File) -> tuple[int, int]:
 
 
 def check_image(path: File, content: bytes) -> Look:
-    """A look at the file, whose bytes are given; one that does not end as its format does is decoded, to be sure."""
+    """Return a look at the file, whose bytes are given; one that does not end as its format
+    does is decoded, to be sure.
+    """
     if isinstance(path, DecodedRecord):
         return Look(path.size, path.how)
     with _opened(path, FORMATS, content) as image:
@@ -198,7 +205,9 @@ def check_image(path: File, content: bytes) -> Look:
 
 
 def _stored_orientation(image: Image.Image, path: File, content: bytes | None = None) -> int:
-    """The orientation of an image that is not decoded, which Pillow would do to look behind the pixels of a PNG file."""
+    """Return the orientation of an image that is not decoded,
+    which Pillow would do to look behind the pixels of a PNG file.
+    """
     if image.format == "PNG" and "exif" not in image.info:
         content = read_bytes(path) if content is None else content
         if not any(mark in content for mark in _PNG_ORIENTATION):
@@ -235,7 +244,7 @@ def _opened(
 
 @cache
 def _at_hand(formats: tuple[str, ...]) -> tuple[str, ...]:
-    """Those of the formats that this build of Pillow knows."""
+    """Return those of the formats that this build of Pillow knows."""
     Image.preinit()
     if not Image.OPEN.keys() >= set(formats):
         Image.init()

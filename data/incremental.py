@@ -23,9 +23,10 @@ def images_of_steps(
     mode: str,
     split_seed: int = 0,
 ) -> list[list[int]]:
-    """Positions of the training images of each step.
+    """Return the positions of the training images of each step.
 
-    partitioned: each image goes to the step that learns one of its classes, drawn by the seed; else as `select_train` says.
+    partitioned: each image goes to the step that learns one of its classes, drawn by the seed; else as
+    `select_train` says.
     """
     if mode != "partitioned":
         return [select_train(classes_per_image, step, mode) for step in steps]
@@ -38,18 +39,20 @@ def images_of_steps(
 
 
 def draw_class(classes: frozenset[int], name: str, split_seed: int) -> int | None:
-    """One of the classes that an image shows, each as probable; None if there is none.
+    """Return one of the classes that an image shows, each as probable; None if there is none.
 
-    A pure function of the seed, the image's name and its classes: the order of images, ranks and workers have no part in it.
-    Each class has a number of its own, the smallest wins: leaving a class out moves only the images that went to it.
+    A pure function of the seed, the image's name and its classes: the order of images, ranks and workers have
+    no part in it. Each class has a number of its own, the smallest wins: leaving a class out moves only the
+    images that went to it.
     """
     return min(classes, key=lambda c: _seed_of("partition", split_seed, c, name), default=None)
 
 
 def select_train(classes_per_image: Sequence[frozenset[int]], step: Step, mode: str) -> list[int]:
-    """Positions of the training images of a step, in the modes that need not know the other steps.
+    """Return the positions of the training images of a step, in the modes that need not know the other steps.
 
-    overlapped: any pixel of a new class. disjoint and sequential: besides, no pixel of a future class.
+    With overlapped an image shows any pixel of a new class; with disjoint and sequential it also shows none
+    of a future class.
     """
     _check_choice("mode", mode, [known for known in MODES if known != "partitioned"])
     new, seen = set(step.new), set(step.seen)
@@ -61,7 +64,7 @@ def select_train(classes_per_image: Sequence[frozenset[int]], step: Step, mode: 
 
 
 def select_test(classes_per_image: Sequence[frozenset[int]], step: Step) -> list[int]:
-    """Positions of the test images with any pixel of a foreground class seen so far."""
+    """Return the positions of the test images with any pixel of a foreground class seen so far."""
     seen = {*step.old, *step.new}
     return [position for position, classes in enumerate(classes_per_image) if classes & seen]
 
@@ -73,7 +76,8 @@ def check_steps(
     chosen: Sequence[Sequence[int]],
     mode: str,
 ) -> None:
-    """DataError when a step has a class that the data set does not know or that no image of the step shows.
+    """Raise a DataError if a step has a class that the data set does not know or
+    that no image of the step shows.
 
     `chosen` are the positions of each step's images (`images_of_steps`).
     """
@@ -88,15 +92,17 @@ def check_steps(
         missing = [f"{class_names[class_id]} ({class_id})" for class_id in step.new if class_id not in shown]
         if missing:
             raise DataError(
-                f"step {step.index} learns {', '.join(missing)}, but none of its {len(positions):,} training images "
-                f"({mode}) shows that; add images, leave the class out or change data.mode"
+                f"step {step.index} learns {', '.join(missing)}, but none of its {len(positions):,} training "
+                f"images ({mode}) shows that; add images, leave the class out or change data.mode"
             )
 
 
 def train_table(step: Step, mode: str, void: str, num_classes: int = IGNORE_INDEX) -> np.ndarray:
-    """Mask value -> label for training. Old and future classes become background; sequential keeps the old.
+    """Return the label of each mask value for training.
 
-    Values from `num_classes` on have no name: where they are not refused (data.unnamed) they are void.
+    Old and future classes become background; sequential keeps the old.
+
+    Values from `num_classes` on have no name: where they are not refused (data.unnamed), they are void.
     """
     _check_choice("mode", mode, MODES)
     _check_choice("void", void, ("background", "ignore"))
@@ -111,9 +117,10 @@ def train_table(step: Step, mode: str, void: str, num_classes: int = IGNORE_INDE
 def test_table(
     step: Step, unseen: str, void_labels: frozenset[int] = frozenset(), num_classes: int = IGNORE_INDEX
 ) -> np.ndarray:
-    """Mask value -> label for evaluation. Unseen classes are ignored or become background; void is ignored.
+    """Return the label of each mask value for evaluation.
 
-    So are values from `num_classes` on, which have no name.
+    Unseen classes are ignored or become background. Void and values from `num_classes` on, which have no
+    name, are ignored.
     """
     _check_choice("unseen", unseen, ("ignore", "background"))
     table = np.full(256, IGNORE_INDEX if unseen == "ignore" else BACKGROUND, np.uint8)
@@ -127,15 +134,18 @@ test_table.__test__ = False  # type: ignore[attr-defined]  # pytest takes the na
 
 
 def relabel(mask: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """The table's entry for each mask value. Nothing asks a table of 256 bytes faster than `translate`."""
+    """Return the table's entry for each mask value; `translate` is the fastest
+    look-up in a table of 256 bytes.
+    """
     return np.frombuffer(bytearray(mask.tobytes()).translate(table.tobytes()), np.uint8).reshape(mask.shape)
 
 
 class StepDataset(torch.utils.data.Dataset):
     """Images with the labels of one step, taken by (epoch, position).
 
-    What `transform` draws at random depends on the seed, the epoch and the image's name, and on nothing else: not on
-    the number of workers or ranks, nor on what was loaded before. Without a transform images stay as they are.
+    What `transform` draws at random depends on the seed, the epoch and the image's name, and on nothing else:
+    not on the number of workers or ranks, nor on what was loaded before. Without a transform images stay as
+    they are.
     """
 
     def __init__(
@@ -148,7 +158,7 @@ class StepDataset(torch.utils.data.Dataset):
         return len(self.samples)
 
     def __getitem__(self, item: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """uint8 image (3, H, W) and uint8 labels (H, W)."""
+        """Return a uint8 image (3, H, W) and its uint8 labels (H, W)."""
         epoch, position = item
         sample = self.samples[position]
         pixels, mask = read_image(sample.image), read_mask(sample.mask)

@@ -44,7 +44,7 @@ def build_index(
     progress: bool = True,
     unnamed: str = "refuse",
 ) -> list[frozenset[int]]:
-    """The classes of each image, void and background left out: what most of an Index is asked for."""
+    """Return the classes of each image, void and background left out: what most of an Index is asked for."""
     return read_index(dataset_name, samples, num_classes, cache, workers, progress, unnamed).classes
 
 
@@ -58,11 +58,12 @@ def read_index(
     unnamed: str = "refuse",
     between: Callable[[], object] | None = None,
 ) -> Index:
-    """The index of the images, from its file in the folder `cache` as long as no image or mask has changed.
+    """Return the index of the images, from its file in the folder `cache` as long as
+    no image or mask has changed.
 
-    `workers` processes scan (None: one per core, up to 16); every problem found is part of one DataError. A mask value
-    that is no class is a problem, too, unless `unnamed` is "void". `between` is called
-    again and again meanwhile, and may raise to end the scan.
+    `workers` processes scan (None: one per core, up to 16); every problem found is part of one DataError. A
+    mask value that is no class is a problem, too, unless `unnamed` is "void". `between` is called again and
+    again meanwhile, and may raise to end the scan.
     """
     fingerprint = f"{unnamed} {_fingerprint(samples)}"
     paths = _digest(f"{sample.image}\0{sample.mask}" for sample in samples)
@@ -99,7 +100,9 @@ def _digest(lines: Iterable[str]) -> str:
 
 
 def _fingerprint(samples: Sequence[Sample]) -> str:
-    """Changes with any name, size or time of change of an image or mask, and where a file is replaced by one as old."""
+    """Changes with any name, size or time of change of an image or mask,
+    and where a file is replaced by one as old.
+    """
 
     def describe(path: File) -> str:
         record = f" {path.start}" if isinstance(path, Record) else ""
@@ -115,7 +118,9 @@ def _fingerprint(samples: Sequence[Sample]) -> str:
 
 
 def content_digest(samples: Sequence[Sample], classes: Sequence[frozenset[int]]) -> str:
-    """Names, classes and sizes of the files, by which runs older than `Index.content` know their data again."""
+    """Names, classes and sizes of the files, by which runs older than
+    `Index.content` know their data again.
+    """
 
     def size(path: File) -> int:
         return path.file_size if isinstance(path, Record) else os.path.getsize(path)
@@ -127,7 +132,9 @@ def content_digest(samples: Sequence[Sample], classes: Sequence[frozenset[int]])
 
 
 def _read(file: Path, fingerprint: str, num_classes: int, count: int) -> Index | None:
-    """The cached index; None when there is none, it is damaged or of another version, or the data has changed."""
+    """Return the cached index; None when there is none, it is damaged or of another version,
+    or the data has changed.
+    """
     try:
         content = json.loads(file.read_bytes())
         if content["version"] != VERSION or content["fingerprint"] != fingerprint:
@@ -154,7 +161,9 @@ class Finding(NamedTuple):
 
 
 class _Scan(torch.utils.data.Dataset):
-    """As a data set the scan runs in the same processes, and as safely, as the loading of batches later on."""
+    """As a data set the scan runs in the same processes, and as safely,
+    as the loading of batches later on.
+    """
 
     def __init__(self, samples: Sequence[Sample], num_classes: int, decode: bool, unnamed: str):
         self.samples, self.num_classes, self.decode, self.unnamed = samples, num_classes, decode, unnamed
@@ -172,13 +181,13 @@ class _Scan(torch.utils.data.Dataset):
             return finding
         return finding._replace(
             problem=f"{self.samples[position].mask}: holds the label{'s' * (len(strange) > 1)} "
-            f"{', '.join(map(str, strange[:5]))}, but classes go from 0 to {self.num_classes - 1} and 255 is void; "
-            "correct the mask or the class names, or set data.unnamed=void"
+            f"{', '.join(map(str, strange[:5]))}, but classes go from 0 to {self.num_classes - 1} and 255 is "
+            "void; correct the mask or the class names, or set data.unnamed=void"
         )
 
 
 def unnamed_values(values: Iterable[int], num_classes: int) -> list[int]:
-    """Those that are neither a class nor void."""
+    """Return those that are neither a class nor void."""
     return [value for value in values if value >= num_classes and value != IGNORE_INDEX]
 
 
@@ -192,8 +201,9 @@ def _look_at(sample: Sample, num_classes: int, decode: bool) -> Finding:
         shown = "{} x {}".format(*look.size)
         if TURNED in look.how and look.size == mask.size[::-1]:
             raise DataError(
-                f"{sample.mask}: is {mask.width} x {mask.height} as its image is stored, but that is shown turned by its "
-                f"EXIF data, {shown}; turn the mask too, or take the orientation out of the image's EXIF data"
+                f"{sample.mask}: is {mask.width} x {mask.height} as its image is stored, but that is shown "
+                f"turned by its EXIF data, {shown}; turn the mask too, or take the orientation out of the "
+                "image's EXIF data"
             )
         raise DataError(
             f"{sample.mask}: is {mask.width} x {mask.height} but its image {shown}; "
@@ -211,7 +221,7 @@ def file_digest(path: File, content: bytes) -> str:
 
 
 def notes_on(samples: Sequence[Sample], findings: Sequence[Finding], num_classes: int) -> Iterator[str]:
-    """What is not read as it is stored: how many files, and one of them."""
+    """Yield what is not read as it is stored: how many files, and one of them."""
     found: dict[str, list[File]] = {}
     for sample, finding in zip(samples, findings, strict=True):
         for how in finding.how:
@@ -238,7 +248,9 @@ def scan(
     unnamed: str = "refuse",
     between: Callable[[], object] | None = None,
 ) -> list[Finding]:
-    """Look at every image and mask; `decode` reads images to the last pixel, not just their first and last bytes."""
+    """Look at every image and mask; `decode` reads images to the last pixel,
+    not just their first and last bytes.
+    """
     if workers is None:
         cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
         workers = min(cores, MOST_WORKERS)

@@ -18,7 +18,7 @@ Items = list[tuple[int, int]]  # (epoch, position) of each image of a batch
 
 
 def iterations_per_epoch(num_images: int, batch_size: int, step: int | None = None) -> int:
-    """Full batches of one pass; the remaining images wait for the next permutation."""
+    """Return the number of full batches of one pass; the remaining images wait for the next permutation."""
     iterations = num_images // batch_size
     if iterations == 0:
         where = "the training set" if step is None else f"step {step}"
@@ -30,7 +30,7 @@ def iterations_per_epoch(num_images: int, batch_size: int, step: int | None = No
 
 
 def micro_batch_size(batch_size: int, world: int, accumulate: int) -> int:
-    """Images that a rank sees at once."""
+    """Return how many images a rank sees at once."""
     size, rest = divmod(batch_size, world * accumulate)
     if rest:
         raise DataError(
@@ -59,7 +59,7 @@ class _TrainBatches:
             yield from self.micro_batches(iteration)
 
     def micro_batches(self, iteration: int) -> list[Items]:
-        """What this rank trains on in one iteration, whenever asked."""
+        """Return what this rank trains on in one iteration, whenever asked."""
         epoch, batch = divmod(self.batch_of(iteration) - 1, iterations_per_epoch(self.count, self.batch_size))
         if epoch != self.epoch:
             self.epoch, self.order = epoch, _permutation(self.count, self.seed, epoch)
@@ -75,7 +75,7 @@ class _TrainBatches:
         return parts
 
     def _replayed(self, batch: int, number: int, half: int) -> Items:
-        """What the memory adds to a part of a batch; it is gone through in permutations of its own."""
+        """Return what the memory adds to a part of a batch; it is gone through in permutations of its own."""
         first = (batch * self.accumulate * self.world + number) * half
         places = [divmod(draw, self.memory) for draw in range(first, first + half)]
         orders = {epoch: _permutation(self.memory, self.seed + 1, epoch) for epoch, _ in places}
@@ -106,19 +106,21 @@ def train_loader(
     pin: bool = False,
     memory: int = 0,
 ) -> DataLoader:
-    """All batches still to come in a step: `accumulate` micro-batches for each of `iterations` (counted from 1).
+    """Return a loader of all batches still to come in a step:
+    `accumulate` micro-batches for each of `iterations` (counted from 1).
 
-    Iteration t uses the global batch number batch_of(t), also counted from 1; an epoch is a permutation of the
-    images. The global batch of `batch_size` images is cut into equal contiguous parts, one per rank and micro-batch. The
-    last `memory` images of the data set, if any, are no part of an epoch: they make half of every micro-batch.
+    Iteration t uses the global batch number batch_of(t), also counted from 1; an epoch is a permutation of
+    the images. The global batch of `batch_size` images is cut into equal contiguous parts, one per rank and
+    micro-batch. The last `memory` images of the data set, if any, are no part of an epoch: they make half of
+    every micro-batch.
     """
     count = len(dataset) - memory
     iterations_per_epoch(count, batch_size)  # complains here rather than at the first batch
     batches = _TrainBatches(count, batch_size, accumulate, iterations, batch_of, seed, rank, world, memory)
     if memory and batches.part < 2:
         raise DataError(
-            "half of every micro-batch comes from the memory, but a micro-batch has one image; raise train.batch_size or "
-            "lower train.accumulate"
+            "half of every micro-batch comes from the memory, but a micro-batch has one image; raise "
+            "train.batch_size or lower train.accumulate"
         )
     return _loader(dataset, batches, workers, pin)
 
@@ -132,7 +134,9 @@ def test_loader(
     workers: int = 0,
     pin: bool = False,
 ) -> DataLoader:
-    """Every image once over all ranks: never padded, so ranks may differ by one image, or have none at all.
+    """Return a loader that gives every image once over all ranks.
+
+    Nothing is padded, so ranks may differ by one image, or have none at all.
 
     Without a transform images differ in size: those of one size then make batches together.
     """
@@ -154,8 +158,8 @@ test_loader.__test__ = False  # type: ignore[attr-defined]  # pytest takes the n
 def _loader(
     dataset: StepDataset | ReplayDataset, batches: Iterable[Items], workers: int, pin: bool
 ) -> DataLoader:
-    # Workers run torch with one thread (PyTorch sees to that). A generator of its own, or the loader would draw the
-    # workers' seeds, which nothing here uses, from the caller's.
+    # Workers run torch with one thread (PyTorch sees to that). A generator of its own, or the loader would
+    # draw the workers' seeds, which nothing here uses, from the caller's.
     return DataLoader(
         dataset,
         batch_sampler=batches,

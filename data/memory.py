@@ -1,8 +1,8 @@
 """Old images that come back: which ones a step may see again, and with which labels. No pixels are copied.
 
-The memory of a step is a pure function of the seed and of what the steps before it saw, so a resumed run, every rank and every
-worker agree on it without storing anything. It never gets back what it once gave up: each memory is a part of the one before
-it and of the images of the step between them.
+The memory of a step is a pure function of the seed and of what the steps before it saw, so a resumed run,
+every rank and every worker agree on it without storing anything. It never gets back what it once gave up:
+each memory is a part of the one before it and of the images of the step between them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def choose_memory(
     size: int,
     seed: int,
 ) -> list[Kept]:
-    """At most `size` images of the steps before `step`, as many of each old class as the others allow.
+    """Return at most `size` images of the steps before `step`, as many of each old class as the others allow.
 
     The classes take turns; each takes the image that shows it and comes first in an order drawn by the seed.
     """
@@ -52,7 +52,7 @@ def choose_memory(
 def _in_turns(
     candidates: Sequence[Kept], classes: Sequence[int], labelled: dict[Kept, frozenset[int]], size: int
 ) -> list[Kept]:
-    """One candidate after the other for each class, until there are `size` or none is left."""
+    """Return one candidate after the other for each class, until there are `size` or none is left."""
     queues = [[kept for kept in reversed(candidates) if c in labelled[kept]] for c in classes]
     chosen: dict[Kept, None] = {}
     while any(queues) and len(chosen) < size:
@@ -69,7 +69,9 @@ def _order(seed: int, position: int) -> bytes:
 
 
 class ReplayDataset(torch.utils.data.Dataset):
-    """The images of a step and, behind them, those of its memory; each item says whether it is from the memory."""
+    """The images of a step and, behind them, those of its memory;
+    each item says whether it is from the memory.
+    """
 
     def __init__(self, current: StepDataset, memory: Sequence[StepDataset]):
         self.parts = [current, *memory]  # the memory's by the step whose labels they have

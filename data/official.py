@@ -1,6 +1,7 @@
 """What the complete data sets hold and what the protocols make of them, as published. Plain data.
 
-The counts per step and class are those of VOC's train_aug and val; three public code bases agree on all of them.
+The counts per step and class are those of VOC's train_aug and val; three public code bases agree on all of
+them.
 """
 
 from __future__ import annotations
@@ -47,7 +48,9 @@ def names_digest(names: Iterable[str]) -> str:
 
 
 def is_official(dataset: str, list_name: str, names: Iterable[str]) -> bool:
-    """Whether these are the images of the official list: by their names where those are known, else by their number."""
+    """Return whether these are the images of the official list: by their names where those are known,
+    else by their number.
+    """
     names = list(names)
     if (dataset, list_name) in NAMES_SHA256:
         return names_digest(names) == NAMES_SHA256[dataset, list_name]

@@ -1,8 +1,9 @@
-"""A data set in one file, which `data.root` takes in place of a folder; `python -m scripts.pack_data` writes it.
+"""A data set in one file, which `data.root` takes in place of a folder;
+`python -m scripts.pack_data` writes it.
 
-A header of fixed size says where the index is. Between them are the records, one after the other: the bytes of each file, or
-its pixels. The index is JSON: the lists of the data set and, for every file, its record and what the scan and the digests of
-a run would know of the file itself.
+A header of fixed size says where the index is. Between them are the records, one after the other: the bytes
+of each file, or its pixels. The index is JSON: the lists of the data set and, for every file, its record and
+what the scan and the digests of a run would know of the file itself.
 """
 
 from __future__ import annotations
@@ -31,7 +32,10 @@ _AGAIN = "make it again with python -m scripts.pack_data"
 
 @dataclass(frozen=True)
 class Pack:
-    """A file of records. Every process opens it for itself, once; forked ones may share it, as nothing moves a position."""
+    """A file of records.
+
+    Every process opens it for itself, once; forked ones may share it, as nothing moves a position.
+    """
 
     path: Path
     digest: bytes  # of its index, which knows the content of all records
@@ -65,7 +69,10 @@ class Pack:
 
 @dataclass(frozen=True)
 class Record:
-    """An image or a mask in a pack, where a data set in a folder has the path of a file. Here: the bytes of that file."""
+    """An image or a mask in a pack, where a data set in a folder has the path of a file.
+
+    Here: the bytes of that file.
+    """
 
     pack: Pack
     path: str  # of the file, below the folder that was packed
@@ -84,7 +91,7 @@ class Record:
         return Path(self.path).parent
 
     def read_bytes(self) -> bytes:
-        """The record as it was written; a DataError if it is not."""
+        """Return the record as it was written; a DataError if it is not."""
         content = self.pack.read(self.start, self.length).tobytes()
         if zlib.crc32(content) != self.checksum:
             raise DataError(f"{self}: is damaged; {_AGAIN}")
@@ -112,11 +119,12 @@ File = Path | Record  # of an image or a mask
 
 
 def load_pack(path: Path, name: str, train_list: str = "auto") -> Dataset:
-    """The data set of a pack; `name` and `train_list` are those of the config and have to fit."""
+    """Return the data set of a pack; `name` and `train_list` are those of the config and have to fit."""
     pack, index = _open(path)
     if index["dataset"] != name:
         raise DataError(
-            f"data.root={path} holds {index['dataset']}, not {name}; set data.dataset={index['dataset']} or name another file"
+            f"data.root={path} holds {index['dataset']}, not {name}; set data.dataset={index['dataset']} or "
+            "name another file"
         )
     files = [_record(pack, entry) for entry in index["files"]]
     lists = {
@@ -126,7 +134,8 @@ def load_pack(path: Path, name: str, train_list: str = "auto") -> Dataset:
     used = index["train_list"] if train_list == "auto" else train_list
     if used not in lists:
         raise DataError(
-            f"data.train_list={train_list}: {path} holds {' and '.join(sorted(lists))}; pack a folder that has {used} too"
+            f"data.train_list={train_list}: {path} holds {' and '.join(sorted(lists))}; pack a folder that "
+            f"has {used} too"
         )
     return Dataset(
         name,
@@ -148,27 +157,29 @@ def _record(pack: Pack, entry: dict[str, Any]) -> Record:
 
 
 def _open(path: Path) -> tuple[Pack, dict[str, Any]]:
-    """The file and its index, checked."""
+    """Return the file and its index, checked."""
     try:
         with path.open("rb") as file:
             size = os.fstat(file.fileno()).st_size
             header = file.read(_HEADER.size)
             if not header.startswith(MAGIC):
                 raise DataError(
-                    f"data.root={path} is not a folder, and no file of python -m scripts.pack_data: it begins otherwise; "
-                    "name the folder that holds the data set, or the file that was packed from it"
+                    f"data.root={path} is not a folder, and no file of python -m scripts.pack_data: it "
+                    "begins otherwise; name the folder that holds the data set, or the file that was packed "
+                    "from it"
                 )
             if len(header) < _HEADER.size:
                 raise DataError(f"data.root={path} is cut off in its header; copy it once more, or {_AGAIN}")
             _, version, start, length, digest = _HEADER.unpack(header)
             if version != VERSION:
                 raise DataError(
-                    f"data.root={path} is packed in version {version}, but this code reads version {VERSION}; {_AGAIN}"
+                    f"data.root={path} is packed in version {version}, but this code reads version "
+                    f"{VERSION}; {_AGAIN}"
                 )
             if start + length != size:
                 raise DataError(
-                    f"data.root={path} is cut off or has grown: it has {size:,} bytes where {start + length:,} were "
-                    f"written; copy it once more, or {_AGAIN}"
+                    f"data.root={path} is cut off or has grown: it has {size:,} bytes where "
+                    f"{start + length:,} were written; copy it once more, or {_AGAIN}"
                 )
             file.seek(start)
             index = file.read(length)
@@ -185,7 +196,8 @@ def write_pack(
     lists: Mapping[str, Sequence[tuple[str, int, int]]],
     files: Iterable[tuple[dict[str, Any], bytes]],
 ) -> int:
-    """All of the pack or nothing; returns its size. A line of a list is a name and the numbers of two of the files.
+    """All of the pack or nothing; returns its size. A line of a list is a name and
+    the numbers of two of the files.
 
     Of each file come what its Record tells of it and the content of the record.
     """

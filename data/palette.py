@@ -10,7 +10,9 @@ from PIL import Image
 
 @cache
 def voc_palette() -> np.ndarray:
-    """The colour of each label, (256, 3) bytes: its bits are dealt to red, green, blue from the top bit down."""
+    """Return the colour of each label, (256, 3) bytes: its bits are dealt to red, green,
+    blue from the top bit down.
+    """
     labels = np.arange(256)
     palette = np.zeros((256, 3), np.uint8)
     for bit in range(8):
@@ -20,7 +22,9 @@ def voc_palette() -> np.ndarray:
 
 
 def palette_image(labels: np.ndarray) -> Image.Image:
-    """H x W bytes of labels as VOC stores them: the values are the labels, the palette gives their colours."""
+    """H x W bytes of labels as VOC stores them: the values are the labels,
+    the palette gives their colours.
+    """
     image = Image.fromarray(labels)
     image.putpalette(voc_palette().tobytes())
     return image

@@ -40,7 +40,9 @@ class Step:
 
 
 def _groups(total: int, first: int, following: int) -> tuple[tuple[int, ...], ...]:
-    """Classes 1..first, then groups of `following` up to `total`: the literature's "first-following"."""
+    """Return classes 1..first, then groups of `following` up to `total`:
+    the literature's "first-following".
+    """
     starts = range(first + 1, total + 1, following)
     return (
         tuple(range(1, first + 1)),
@@ -83,7 +85,9 @@ def configured_steps(
     class_names: Sequence[str],
     order: int | Sequence[int | str] | None = None,
 ) -> list[Step]:
-    """The user's own lists of classes where there are some, else the protocol's, with its classes in another order if given."""
+    """Return the user's own lists of classes where there are some, else the protocol's,
+    with its classes in another order if given.
+    """
     if lists is not None:
         return steps_from_lists(lists, class_names)
     steps = protocol_steps(dataset, protocol)
@@ -93,9 +97,11 @@ def configured_steps(
 def reordered(
     steps: Sequence[Step], order: int | Sequence[int | str], class_names: Sequence[str]
 ) -> list[Step]:
-    """Steps of the same sizes that learn the classes in the order of a list, or in the one that a seed draws.
+    """Return steps of the same sizes that learn the classes in the order of a list,
+    or in the one that a seed draws.
 
-    A seed sorts the classes by a digest of (seed, class id): the same order on every machine and in every version.
+    A seed sorts the classes by a digest of (seed, class id): the same order on every machine and in every
+    version.
     """
     sizes = [step.num_new for step in steps]
     if isinstance(order, int):
@@ -113,7 +119,8 @@ def _digest(text: str) -> bytes:
 def steps_from_lists(
     lists: Iterable[Iterable[int | str]], class_names: Sequence[str] | None = None
 ) -> list[Step]:
-    """Steps from the new classes of each, as ids or (with `class_names`, whose index is the id) as names.
+    """Return steps from the new classes of each, as ids or (with `class_names`, whose index is the id)
+    as names.
 
     DataError for what cannot be learned in order.
     """
@@ -152,7 +159,7 @@ def _class_id(entry: int | str, class_names: Sequence[str] | None, index: int) -
 
 
 def protocol_steps(dataset: str, protocol: str | None) -> list[Step]:
-    """The steps of a named protocol, for example protocol_steps("voc", "15-1")."""
+    """Return the steps of a named protocol, for example protocol_steps("voc", "15-1")."""
     if dataset not in PROTOCOLS:
         raise DataError(
             f"data set {dataset!r} has no named protocols (those with: {', '.join(PROTOCOLS)}); "

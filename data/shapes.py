@@ -8,7 +8,8 @@ late share both with classes learned early. Colours are random and tell nothing 
 
 Which classes meet in an image follows train_aug of VOC 2012 as the 15-1 protocol sees it: class 15 ("person")
 is the frequent companion, and about half of the images of a class 16..20 also show a class 1..15. Old objects
-are therefore seen, unlabelled, in later steps just as rarely as on VOC, unless --old-beside-new says otherwise.
+are therefore seen, unlabelled, in later steps just as rarely as on VOC, unless --old-beside-new says
+otherwise.
 
 The layout is VOC's, so its reader calls class 1 "aeroplane" and so on; the names mean nothing here.
 """
@@ -70,17 +71,17 @@ TEXTURES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
 
 
 def _step(wave: np.ndarray) -> np.ndarray:
-    """A soft threshold at zero, so that textures do not alias."""
+    """Return a soft threshold at zero, so that textures do not alias."""
     return np.clip(0.5 + 1.5 * wave, 0, 1)
 
 
 def class_parts(k: int) -> tuple[str, str]:
-    """The shape and the texture of class k in 1..20."""
+    """Return the shape and the texture of class k in 1..20."""
     return list(SHAPES)[k % len(SHAPES)], list(TEXTURES)[k % len(TEXTURES)]
 
 
 def choose_classes(main: int, rng: np.random.Generator, old_beside_new: float = OLD_BESIDE_NEW) -> list[int]:
-    """The class of each object of an image built around class `main`, which comes first."""
+    """Return the class of each object of an image built around class `main`, which comes first."""
 
     def sometimes(rate: float, candidates: Iterable[int]) -> list[int]:
         others = [k for k in candidates if k != main]
@@ -100,7 +101,7 @@ def choose_classes(main: int, rng: np.random.Generator, old_beside_new: float = 
 def draw(
     main: int, size: int, rng: np.random.Generator, old_beside_new: float = OLD_BESIDE_NEW
 ) -> tuple[np.ndarray, np.ndarray]:
-    """One image around class `main`: uint8 colours (size, size, 3) and uint8 labels (size, size)."""
+    """Return one image around class `main`: uint8 colours (size, size, 3) and uint8 labels (size, size)."""
     image = _background(size, rng)
     labels = np.full((size, size), BACKGROUND, np.uint8)
     placed: list[tuple[float, float, float]] = []
@@ -120,7 +121,7 @@ def draw(
 def _place(
     placed: list[tuple[float, float, float]], size: int, rng: np.random.Generator
 ) -> tuple[float, float, float]:
-    """Centre and radius of a further object: of some random places the one that hides the least."""
+    """Return centre and radius of a further object: of some random places the one that hides the least."""
     shrink = 1.0 if not placed else 0.8  # companions are smaller
     radius = size * shrink * rng.uniform(*RADIUS)
     places = rng.uniform(0.8 * radius, size - 0.8 * radius, (20, 2))
@@ -132,14 +133,14 @@ def _place(
 
 
 def _turned(centre: Iterable[float], turn: float, size: int) -> tuple[np.ndarray, np.ndarray]:
-    """Coordinates of every pixel in a frame that is turned around a centre."""
+    """Return coordinates of every pixel in a frame that is turned around a centre."""
     (centre_x, centre_y), steps = centre, np.arange(size) + 0.5
     x, y = steps[None, :] - centre_x, steps[:, None] - centre_y
     return x * np.cos(turn) + y * np.sin(turn), y * np.cos(turn) - x * np.sin(turn)
 
 
 def _textured(texture: str, x: np.ndarray, y: np.ndarray, size: int, rng: np.random.Generator) -> np.ndarray:
-    """A texture in two random colours that differ clearly."""
+    """Return a texture in two random colours that differ clearly."""
     first, second = rng.uniform(0, 255, (2, 3))
     while np.abs(first - second).sum() < 200:
         second = rng.uniform(0, 255, 3)
@@ -163,7 +164,7 @@ def _background(size: int, rng: np.random.Generator) -> np.ndarray:
 
 
 def _paint(image: np.ndarray, distance: np.ndarray, colour: np.ndarray) -> np.ndarray:
-    """The image with the colour wherever the distance is negative; the outline is smooth."""
+    """Return the image with the colour wherever the distance is negative; the outline is smooth."""
     cover = np.clip(0.5 - distance, 0, 1)[..., None]
     return image + cover * (colour - image)
 
@@ -203,8 +204,9 @@ def generate(
     }
     if min(train, val) < NUM_CLASSES or size < 32 or seed < 0 or workers < 1:
         raise DataError(
-            f"shapes: seed {seed}, train {train}, val {val}, size {size}, workers {workers}: need a seed >= 0, at "
-            f"least {NUM_CLASSES} images (one a class) for train and val, a size >= 32 and at least one worker"
+            f"shapes: seed {seed}, train {train}, val {val}, size {size}, workers {workers}: need a seed >= "
+            f"0, at least {NUM_CLASSES} images (one a class) for train and val, a size >= 32 and at least "
+            "one worker"
         )
     if not 0 <= old_beside_new <= 1:
         raise DataError(f"shapes: old_beside_new {old_beside_new} is a share of images: give 0 to 1")
@@ -242,7 +244,9 @@ def generate(
 
 
 def _holds(root: Path, manifest: dict[str, float]) -> bool:
-    """Whether `root` holds the data set of this manifest; refuses a `root` that holds anything else."""
+    """Return whether `root` holds the data set of this manifest;
+    refuses a `root` that holds anything else.
+    """
     if not root.exists() or (root.is_dir() and not any(root.iterdir())):
         return False
     try:
@@ -281,7 +285,8 @@ def main() -> None:
         type=float,
         default=OLD_BESIDE_NEW,
         metavar="RATE",
-        help="share of the images of a class 16..20 that also show one of 1..14 (default: %(default)s, as on VOC)",
+        help="share of the images of a class 16..20 that also show one of 1..14 (default: %(default)s, as on "
+        "VOC)",
     )
     parser.add_argument("--workers", type=int, default=2, help="processes (default: %(default)s)")
     arguments = parser.parse_args()

@@ -1,8 +1,10 @@
-"""From decoded images to what a network takes: crops and sizes of an image and its mask together, on plain uint8 tensors.
+"""From decoded images to what a network takes: crops and sizes of an image and its mask together,
+on plain uint8 tensors.
 
-An image is (3, H, W), its labels (H, W). Both stay uint8; `normalise` makes floats on the device. torchvision draws the crop
-and resizes images. Masks are resized here: it would sample them at the corners of pixels ("nearest"), half a pixel beside the
-image; "nearest-exact" samples at the centres, where the bilinear filter does.
+An image is (3, H, W), its labels (H, W). Both stay uint8; `normalise` makes floats on the device. torchvision
+draws the crop and resizes images. Masks are resized here: it would sample them at the corners of pixels
+("nearest"), half a pixel beside the image; "nearest-exact" samples at the centres, where the bilinear filter
+does.
 """
 
 from __future__ import annotations
@@ -21,7 +23,8 @@ JointTransform = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
 def train_transform(crop: int, scale: Sequence[float] = (0.5, 2.0), flip: float = 0.5) -> JointTransform:
-    """A crop of `scale` times the image's area and an aspect of 3/4 to 4/3, resized to a square; then a flip.
+    """Return a transform that takes a crop of `scale` times the image's area and an aspect of 3/4 to 4/3,
+    resized to a square; then a flip.
 
     Ten tries to find a crop inside the image, then the largest central one of an allowed aspect.
     """
@@ -87,7 +90,9 @@ def resize_labels(labels: Tensor, size: list[int]) -> Tensor:
 
 
 def normalise(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """A uint8 batch (B, 3, H, W) -> zero mean and unit variance over ImageNet, computed in float32."""
+    """Return a uint8 batch (B, 3, H, W) with zero mean and unit variance over ImageNet,
+    computed in float32.
+    """
     mean, std = (torch.tensor(values, device=images.device).view(3, 1, 1) * 255 for values in (MEAN, STD))
     return ((images.float() - mean) / std).to(dtype)
 

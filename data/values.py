@@ -40,10 +40,12 @@ def uses_of_values(masks: Iterable[tuple[File, Mapping[int, int]]]) -> dict[int,
 def shift_warning(
     class_names: Sequence[str], uses: Mapping[int, ValueUse], masks: Sequence[File]
 ) -> str | None:
-    """Signs that the masks count classes from another number than the names do. They may deceive: it is a warning.
+    """Signs that the masks count classes from another number than the names do. They may deceive:
+    it is a warning.
 
-    Masks that count from zero leave the last name without a pixel. Where they continue with void instead of 255 (CamVid as
-    it comes), void has the last name: it is in thin regions of every image, and 0, a class, is in large ones.
+    Masks that count from zero leave the last name without a pixel. Where they continue with void instead of
+    255 (CamVid as it comes), void has the last name: it is in thin regions of every image, and 0, a class, is
+    in large ones.
     """
     last = len(class_names) - 1
     values = uses.keys() - {IGNORE_INDEX}
@@ -64,18 +66,21 @@ def shift_warning(
         and uses[last].masks >= uses[BACKGROUND].masks
         and _thinness(last, masks) > _thinness(BACKGROUND, masks)
     ):
-        sign = f"{last}, read as {class_names[last]}, is scattered over as many masks in thin regions, as void often is"
+        sign = (
+            f"{last}, read as {class_names[last]}, is scattered over as many masks in thin regions, "
+            "as void often is"
+        )
     else:
         return None
     return (
-        f"the masks may count from zero: 0, read as {class_names[0]}, covers {share:.0%} of the pixels, and {sign}. "
-        f"If 0 means {class_names[1]}, every value is read as the class before it: add 1 to the values and make void 255 "
-        "(docs/own-data.md)"
+        f"the masks may count from zero: 0, read as {class_names[0]}, covers {share:.0%} of the pixels, and "
+        f"{sign}. If 0 means {class_names[1]}, every value is read as the class before it: add 1 to the "
+        "values and make void 255 (docs/own-data.md)"
     )
 
 
 def _thinness(value: int, masks: Sequence[File]) -> float:
-    """The share of its pixels beyond an edge to the left or above, over some masks."""
+    """Return the share of its pixels beyond an edge to the left or above, over some masks."""
     edges = pixels = 0
     for path in masks[:: len(masks) // ENOUGH_MASKS + 1]:
         mask = read_mask(path)

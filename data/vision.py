@@ -1,7 +1,7 @@
 """torchvision, importable beside a torch of another build: `from data.vision import torchvision`.
 
-A torchvision made for CUDA cannot load its compiled operators into a CPU-only torch, and its import fails at the
-first operator it wants to describe. Nothing here needs those operators, so their signatures are enough.
+A torchvision made for CUDA cannot load its compiled operators into a CPU-only torch, and its import fails at
+the first operator it wants to describe. Nothing here needs those operators, so their signatures are enough.
 """
 
 from __future__ import annotations

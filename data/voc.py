@@ -28,8 +28,9 @@ AUGMENTED = "SegmentationClassAug"
 MASK_FOLDERS = (AUGMENTED, "SegmentationClass")
 
 TRAIN_NOTICE = (
-    "train_aug is not in {base} (it needs the folder SegmentationClassAug and the list train_aug.txt): training on "
-    "the {count:,} images of train. Published numbers use the 10,582 images of train_aug; expect lower ones."
+    "train_aug is not in {base} (it needs the folder SegmentationClassAug and the list train_aug.txt): "
+    "training on the {count:,} images of train. Published numbers use the 10,582 images of train_aug; expect "
+    "lower ones."
 )
 
 

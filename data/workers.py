@@ -10,8 +10,8 @@ from threading import Thread
 def outlive_signals(worker: int) -> None:
     """The `worker_init_fn` of every loader: only its own run may end a worker.
 
-    A terminal or a cluster signals every process of a run. The run then saves, and needs its workers until it has.
-    A run that fails sends SIGTERM to its workers and waits for them, so that one has to be obeyed.
+    A terminal or a cluster signals every process of a run. The run then saves, and needs its workers until it
+    has. A run that fails sends SIGTERM to its workers and waits for them, so that one has to be obeyed.
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "sigwaitinfo"):  # macOS cannot tell who sent a signal: there SIGTERM ends a worker

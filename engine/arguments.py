@@ -20,7 +20,9 @@ REGISTRIES: tuple[Registry, ...] = (
 
 
 def read_config(arguments: list[str]) -> Config:
-    """Overlays and key.sub=value overrides as one config, the published lambda filled in, or ConfigError."""
+    """Return overlays and key.sub=value overrides as one config, the published lambda filled in,
+    or ConfigError.
+    """
     overlays = [a for a in arguments if "=" not in a]
     overrides = [a for a in arguments if "=" in a]
     config = load_config(overlays, overrides, REGISTRIES)
@@ -40,7 +42,8 @@ def check_observers(config: Config) -> None:
     if config.method.also_observe and not METHODS[config.method.name].shares_first_step:
         raise ConfigError(
             [
-                f"method.also_observe: step 0 of {config.method.name} has an objective of its own; leave the list empty"
+                f"method.also_observe: step 0 of {config.method.name} has an objective of its own; leave the "
+                "list empty"
             ]
         )
 
@@ -52,13 +55,16 @@ def check_memory(config: Config) -> None:
         able = ", ".join(other for other in METHODS if METHODS[other].memory) or "none"
         raise ConfigError(
             [
-                f"method.memory: {size} images are kept, but method.name {name} uses none; those that do: {able}"
+                f"method.memory: {size} images are kept, but method.name {name} uses none; those that do: "
+                f"{able}"
             ]
         )
 
 
 def without_effect(config: Config) -> Iterator[str]:
-    """A notice for each setting of phase, update rule or optimizer that is no default, but that the chosen one does not use."""
+    """Yield a notice for each setting of phase, update rule or optimizer that is no default,
+    but that the chosen one does not use.
+    """
     default, phase, update, optim = load_config([]), config.phase, config.update, config.optim
     measured = (
         {"p", "every"} if config.run.flatness else set()
@@ -81,11 +87,20 @@ def help_text(about: str) -> str:
     """`about`, every name to choose from, and every key with its default."""
     protocols = "\n".join(f"  {name}: {', '.join(PROTOCOLS[name])}" for name in DATASETS if name in PROTOCOLS)
     return (
-        f"{about}\nMethods (method.name): {', '.join(METHODS)}\nPhases (phase.name): {', '.join(PHASES)}\n"
-        f"Update rules (update.name): {', '.join(UPDATES)}\nAverages (average.name): {', '.join(AVERAGES)}\n"
-        f"Optimizers (optim.name): {', '.join(OPTIMIZERS)}\nSchedules (optim.schedule): {', '.join(SCHEDULES)}\n"
+        f"{about}\n"
+        f"Methods (method.name): {', '.join(METHODS)}\n"
+        f"Phases (phase.name): {', '.join(PHASES)}\n"
+        f"Update rules (update.name): {', '.join(UPDATES)}\n"
+        f"Averages (average.name): {', '.join(AVERAGES)}\n"
+        f"Optimizers (optim.name): {', '.join(OPTIMIZERS)}\n"
+        f"Schedules (optim.schedule): {', '.join(SCHEDULES)}\n"
         f"Backbones (model.body): {', '.join(BACKBONES)}\n"
-        f"Trackers (run.tracker): {', '.join(TRACKERS)}\nData sets (data.dataset): {', '.join(DATASETS)}\n"
-        f"Protocols (data.protocol), by data.dataset:\n{protocols}\n\n"
-        f"Every key with its default:\n\n{(FOLDER / 'base.yaml').read_text(encoding='utf-8')}"
+        f"Trackers (run.tracker): {', '.join(TRACKERS)}\n"
+        f"Data sets (data.dataset): {', '.join(DATASETS)}\n"
+        "Protocols (data.protocol), by data.dataset:\n"
+        f"{protocols}\n"
+        "\n"
+        "Every key with its default:\n"
+        "\n"
+        f"{(FOLDER / 'base.yaml').read_text(encoding='utf-8')}"
     )

@@ -1,8 +1,8 @@
 """Checkpoints that are either whole or not there.
 
-A file is written beside its place, flushed to the disk, read back and checked against the CRC-32 that torch's zip format
-keeps of every record, and only then renamed. `keep_previous` sets the file it replaces aside until then, and `load` falls
-back to it. Loading never executes code from a file (`weights_only`).
+A file is written beside its place, flushed to the disk, read back and checked against the CRC-32 that torch's
+zip format keeps of every record, and only then renamed. `keep_previous` sets the file it replaces aside until
+then, and `load` falls back to it. Loading never executes code from a file (`weights_only`).
 """
 
 import os
@@ -56,17 +56,22 @@ def save(state: dict[str, Any], path: Path, keep_previous: bool = False) -> None
 
 
 def verify(path: Path) -> None:
-    """Raise CheckpointError unless every record of the file matches its checksum. Reads no more than the file holds."""
+    """Raise CheckpointError unless every record of the file matches its checksum.
+
+    Reads no more than the file holds.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             records = archive.infolist()
-            # torch neither compresses records nor lets them overlap. Who does either has something to unpack without end.
+            # torch neither compresses records nor lets them overlap. Who does either has something to unpack
+            # without end.
             if any(record.compress_type != zipfile.ZIP_STORED for record in records):
                 raise CheckpointError("it is compressed, which torch never does")
             if sum(record.file_size for record in records) > path.stat().st_size:
                 raise CheckpointError("its records are larger than the file")
             damaged = archive.testzip()
-            # A record marked as a folder has no content for torch, which then hands out memory nobody has written.
+            # A record marked as a folder has no content for torch, which then hands out memory nobody has
+            # written.
             marked = (record.filename for record in records if record.external_attr & FOLDER_MARK)
             damaged = damaged or next(marked, None)
     except Exception as error:  # damaged files make zipfile and its decompressors raise a dozen types
@@ -89,7 +94,9 @@ def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
 
 
 def load_newest(path: Path, device: torch.device | str, warn: Callable[[str], None]) -> dict[str, Any] | None:
-    """The checkpoint at `path`, or the one set aside before it if that one is damaged or not finite, or None."""
+    """Return the checkpoint at `path`, or the one set aside before it if that one
+    is damaged or not finite, or None.
+    """
     for candidate in (path, previous_path(path)):
         if candidate.exists():
             try:
@@ -102,12 +109,15 @@ def load_newest(path: Path, device: torch.device | str, warn: Callable[[str], No
 
 
 def trained_parts(parts: Any) -> dict[str, Any]:
-    """Weights and momentum. What a method keeps within a step is its own matter: thresholds of PLOP may be infinite."""
+    """Return weights and momentum.
+
+    What a method keeps within a step is its own matter: thresholds of PLOP may be infinite.
+    """
     return {name: parts.get(name) for name in ("model", "optimizer")} if isinstance(parts, dict) else {}
 
 
 def refuse_not_finite(path: Path, state: Any, advice: str = "") -> None:
-    """CheckpointError for what versions saved that did not look."""
+    """Raise CheckpointError for weights that are not finite, which older versions did not look for."""
     broken = find_not_finite(state)
     if broken is not None:
         raise CheckpointError(f"{path}: holds weights that are not finite ({broken}){advice}")
@@ -125,10 +135,11 @@ def step_state(
     config: str,
     trained: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """A step checkpoint: all that the next step, an evaluation or a prediction needs, without asking anybody else.
+    """Return a step checkpoint: all that the next step, an evaluation or a prediction needs,
+    without asking anybody else.
 
-    `methods` holds the statistics of importance methods by name; `costs`, `config` and `trained` (engine.identity) say where
-    the model comes from.
+    `methods` holds the statistics of importance methods by name; `costs`, `config` and `trained`
+    (engine.identity) say where the model comes from.
     """
     network = {"arguments": architecture, "classifiers": [c.out_channels for c in model.classifiers]}
     state = {
@@ -150,7 +161,7 @@ def load_segmenter(
     group: dist.ProcessGroup | None = None,
     norm: str | None = None,
 ) -> tuple[Segmenter, dict[str, Any]]:
-    """The model of a step checkpoint, built as the file says, and everything else the file holds.
+    """Return the model of a step checkpoint, built as the file says, and everything else the file holds.
 
     `norm` builds it with another norm, whose state is the same.
     """
@@ -172,7 +183,9 @@ def load_segmenter(
 
 
 def check_step(path: Path, state: dict[str, Any]) -> None:
-    """Raise CheckpointError unless the state is that of a step, and what it says of itself is usable and finite."""
+    """Raise CheckpointError unless the state is that of a step,
+    and what it says of itself is usable and finite.
+    """
     missing = STEP_FACTS - state.keys()
     if missing:
         raise CheckpointError(
@@ -193,7 +206,9 @@ def check_step(path: Path, state: dict[str, Any]) -> None:
 
 
 def save_training(path: Path, parts: dict[str, Any], ranks: Ranks, **position: Any) -> None:
-    """The state inside a step: every part's state_dict, the random generators of every rank, and where training stands."""
+    """The state inside a step: every part's state_dict, the random generators of every rank,
+    and where training stands.
+    """
     rng = gather_objects(ranks, random_state(ranks.device))
     if ranks.is_main:
         states = {name: part.state_dict() for name, part in parts.items()}
@@ -249,7 +264,7 @@ def _sync_folder(folder: Path) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    """Whether it counts something. Text never does, which might name a path."""
+    """Return whether the value is a number; text might name a path, and never is."""
     return type(value) is int and 0 <= value < 2**31
 
 

@@ -1,8 +1,9 @@
-"""How flat the loss is at a model of a run, and whether a step crossed a barrier for what was learned before it.
+"""How flat the loss is at a model of a run, and whether a step crossed a barrier for
+what was learned before it.
 
-Gradient norm, largest eigenvalues and trace of the Hessian, sharpness, the loss along random directions and along the line
-from the model before the step to the one after it. docs/flatness.md says what each is and what it can tell. Training itself
-can be measured by `engine.probe`.
+Gradient norm, largest eigenvalues and trace of the Hessian, sharpness, the loss along random directions and
+along the line from the model before the step to the one after it. docs/flatness.md says what each is and what
+it can tell. Training itself can be measured by `engine.probe`.
 """
 
 import math
@@ -25,7 +26,7 @@ PLANE = [SPAN * (i - 6) / 6 for i in range(13)]
 
 
 def measure(folder: Path, options: Options) -> dict[str, Any]:
-    """Every metric of one model of the run in the folder."""
+    """Return every metric of one model of the run in the folder."""
     be_deterministic()
     config = load_config([folder / "config.yaml"])
     dataset = load_dataset(config.data.dataset, config.data.root, config.data.train_list)
@@ -64,7 +65,7 @@ def measure(folder: Path, options: Options) -> dict[str, Any]:
 def measure_in_mode(
     subject: Subject, batches: list[Batch], old: list[Batch], options: Options
 ) -> dict[str, Any]:
-    """Every metric of the model with its norms as they are now."""
+    """Return every metric of the model with its norms as they are now."""
     metrics = {
         name: measure_loss(loss, batches, subject.parameters, options)
         for name, loss in subject.terms.items()
@@ -81,7 +82,7 @@ def measure_in_mode(
 def measure_loss(
     loss: flatness.Loss, batches: list[Batch], parameters: list[Tensor], options: Options
 ) -> dict[str, Any]:
-    """Value, gradient norms, curvature and sharpness of one loss."""
+    """Return value, gradient norms, curvature and sharpness of one loss."""
     value = flatness.mean_loss(loss, batches).item()
     if not math.isfinite(value):
         raise RunError(f"the loss of this model is {value}: there is nothing to measure")
@@ -98,7 +99,7 @@ def measure_loss(
 
 
 def directions(subject: Subject, seed: int, count: int) -> list[list[Tensor]]:
-    """Random directions, each filter as long as the model's."""
+    """Return random directions, each filter as long as the model's."""
     # Seeds far apart: those of neighbouring runs must not share a direction.
     return [
         landscape.filter_normalised_direction(subject.parameters, seed + 1_000_003 * number)
@@ -107,7 +108,7 @@ def directions(subject: Subject, seed: int, count: int) -> list[list[Tensor]]:
 
 
 def around(subject: Subject, batches: list[Batch], seed: int) -> dict[str, Any]:
-    """l_seg along one random direction."""
+    """Return l_seg along one random direction."""
     places = [(a,) for a in AROUND]
     losses = landscape.loss_around(
         subject.segmentation, batches, subject.parameters, directions(subject, seed, 1), places
@@ -116,7 +117,7 @@ def around(subject: Subject, batches: list[Batch], seed: int) -> dict[str, Any]:
 
 
 def plane(subject: Subject, batches: list[Batch], seed: int) -> dict[str, Any]:
-    """l_seg over the plane of two random directions, the first of them that of `around`."""
+    """Return l_seg over the plane of two random directions, the first of them that of `around`."""
     places = [(a, b) for b in PLANE for a in PLANE]
     losses = landscape.loss_around(
         subject.segmentation, batches, subject.parameters, directions(subject, seed, 2), places
@@ -125,9 +126,10 @@ def plane(subject: Subject, batches: list[Batch], seed: int) -> dict[str, Any]:
 
 
 def line(subject: Subject, old: list[Batch]) -> dict[str, Any]:
-    """l_seg of old images on the way from the model before the step to the one after it.
+    """Return l_seg of old images on the way from the model before the step to the one after it.
 
-    What both models have is interpolated, running statistics too; the new classifier is that of the new model throughout.
+    What both models have is interpolated, running statistics too; the new classifier is that of the new model
+    throughout.
     """
     assert subject.before is not None, "step 0 has no line"
     start, tensors = subject.before.state_dict(), subject.model.state_dict()

@@ -1,4 +1,6 @@
-"""What `engine.curvature` measures: the model after a step with its objective as training had it, and batches of images."""
+"""What `engine.curvature` measures: the model after a step with its objective as training had it,
+and batches of images.
+"""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -48,7 +50,7 @@ class Batch:
     segmentation_loss: Callable[[Tensor, Tensor], Tensor]  # l_seg of the step that made the labels
 
 
-# ---------------------------------------------------------------------------------------------------------- the model
+# -------------------------------------------------------------------------------------------------- the model
 
 
 @dataclass
@@ -108,7 +110,9 @@ class Subject:
 
 
 def read_subject(folder: RunFolder, wanted: int | None, dataset: Dataset, config: Config) -> Subject:
-    """The model that a run saved after a step, None for its last one, with the model and the method before that step."""
+    """Return the model that a run saved after a step, None for its last one,
+    with the model and the method before that step.
+    """
     steps = configured_steps(
         config.data.dataset,
         config.data.protocol,
@@ -135,7 +139,7 @@ def read_subject(folder: RunFolder, wanted: int | None, dataset: Dataset, config
 
 
 def choose_step(folder: RunFolder, wanted: int | None, count: int) -> int:
-    """The step that is wanted, or the last one of which there is a checkpoint."""
+    """Return the step that is wanted, or the last one of which there is a checkpoint."""
     saved = [i for i in range(count) if folder.step_checkpoint(i).exists()]
     if not saved:
         raise RunError(f"{folder.path}: no step checkpoint (step_<i>.pt); train a step first")
@@ -148,7 +152,9 @@ def choose_step(folder: RunFolder, wanted: int | None, count: int) -> int:
 def load_model(
     path: Path, step: Step, class_names: Sequence[str], device: torch.device
 ) -> tuple[Segmenter, dict]:
-    """The model with the norm that can be differentiated twice, whichever it was trained with: their states are equal."""
+    """Return the model with the norm that can be differentiated twice, whichever it was trained with:
+    their states are equal.
+    """
     model, state = checkpoint.load_segmenter(path, device, norm="abn")
     classes = tuple(state["class_ids"])
     if classes != step.seen:
@@ -159,7 +165,7 @@ def load_model(
     return model, state
 
 
-# --------------------------------------------------------------------------------------------------------- the images
+# ------------------------------------------------------------------------------------------------- the images
 
 
 class Batches:
@@ -171,7 +177,9 @@ class Batches:
         self.train_classes = self._classes(dataset.train)
 
     def of(self, kind: str) -> list[Batch]:
-        """Batches of the step's training images (train), those of all steps before it (old), or test images (test)."""
+        """Return batches of the step's training images (train), those of all steps before it (old),
+        or test images (test).
+        """
         step = self.subject.step
         if kind == "test":
             return self._load([self._test()])
@@ -184,7 +192,7 @@ class Batches:
         return self.subject.steps[: step.index]
 
     def _train(self, step: Step) -> tuple[StepDataset, Method]:
-        """The images of a step as it was trained on them, crops and labels and l_seg."""
+        """Return the images of a step as it was trained on them, crops and labels and l_seg."""
         data, subject = self.data, self.subject
         names = [image.name for image in self.dataset.train]
         chosen = images_of_steps(self.train_classes, names, subject.steps, data.mode, data.split_seed)
@@ -211,7 +219,9 @@ class Batches:
                 yield labels, self.subject.before(self.subject.inputs(images))
 
     def _test(self) -> tuple[StepDataset, Method]:
-        """Test images with all labels seen so far: a method that never began a step takes every label for what it says."""
+        """Test images with all labels seen so far: a method that never began a step takes
+        every label for what it says.
+        """
         data, step = self.data, self.subject.step
         chosen = select_test(self._classes(self.dataset.test), step)
         table = test_table(step, data.unseen, self.dataset.void_labels, self.dataset.num_classes)

@@ -21,7 +21,7 @@ from tracking.tables import percent, step_table
 
 
 def evaluate(run: Run, step: Step, model: Segmenter) -> ConfusionMatrix:
-    """The confusion matrix over every test image that shows a class seen so far."""
+    """Return the confusion matrix over every test image that shows a class seen so far."""
     config, ranks = run.config.data, run.ranks
     positions = select_test(run.test_classes, step)
     data = StepDataset(
@@ -80,7 +80,9 @@ def record(run: Run, step: Step, matrix: ConfusionMatrix, costs: dict) -> None:
 
 
 def is_news(run: Run, result: dict) -> bool:
-    """Whether the scores of a step are to be taken up: what is recorded is replaced by other metrics only by run.force."""
+    """Return whether the scores of a step are to be recorded;
+    other metrics replace recorded ones only by run.force.
+    """
     recorded = next((score for score in run.scores if score["step"] == result["step"]), None)
     if recorded is None:
         return True
@@ -90,14 +92,17 @@ def is_news(run: Run, result: dict) -> bool:
     shown = " -> ".join(percent(score["miou"]["all"]) for score in (recorded, result))
     what = "they are replaced (run.force)" if run.config.run.force else "those recorded stay"
     run.say(
-        f"warning: step {result['step']}: scored again, other metrics than recorded (mIoU of all {shown}): {what}. "
-        "Another machine or number of threads changes the last digits; more comes from another model, code or data"
+        f"warning: step {result['step']}: scored again, other metrics than recorded (mIoU of all {shown}): "
+        f"{what}. Another machine or number of threads changes the last digits; more comes from another "
+        "model, code or data"
     )
     return run.config.run.force
 
 
 def score_again(run: Run) -> None:
-    """train.evaluate_only: score the checkpoints asked for, and in the run's own setting also those without any metrics."""
+    """Score the checkpoints asked for (train.evaluate_only),
+    in the run's own setting also those without any metrics.
+    """
     first = run.config.train.first_step
     if run.evaluation is None:
         scored = metrics_by_step(run.scores)

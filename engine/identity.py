@@ -1,7 +1,8 @@
-"""What a number depends on, by content: the weights a run begins with, class names, and what a model was trained with.
+"""What a number depends on, by content: the weights a run begins with, class names,
+and what a model was trained with.
 
-Two starts of a run, two runs, or a run and the model that it begins with are compared here. Where a file lies never counts;
-what an older run folder or checkpoint does not tell is said and not held against it.
+Two starts of a run, two runs, or a run and the model that it begins with are compared here. Where a file lies
+never counts; what an older run folder or checkpoint does not tell is said and not held against it.
 """
 
 import hashlib
@@ -23,7 +24,8 @@ from models.pretrained import sha256_of, weights_file
 
 Facts = Mapping[str, Any]
 MODEL_KEYS = ("step", "class_ids", "classes", "network", "model", "methods")  # not where a model comes from
-# Of a recipe: all that a step is trained with but its objective, and what is compared in other ways or changes rounding alone.
+# Of a recipe: all that a step is trained with but its objective, and what is compared in other ways or
+# changes rounding alone.
 NO_RECIPE = (
     *(*FREE_KEYS, *EVALUATION_KEYS, "method.", "data.void", "data.protocol", "data.steps", "data.order"),
     *(
@@ -41,11 +43,13 @@ LATER_KEYS = ("optim.lr_later", "optim.lr_decay", "train.epochs_later")
 SHOWN_CLASSES = 3
 
 
-# ------------------------------------------------------------------------------------------------------------- contents
+# --------------------------------------------------------------------------------------------------- contents
 
 
 def state_digest(state: Facts) -> str:
-    """sha256 of a step checkpoint's model, classes and statistics: whichever file they are in, and however long they took."""
+    """sha256 of a step checkpoint's model, classes and statistics: whichever file they are in,
+    and however long they took.
+    """
     digest = hashlib.sha256()
     _feed(digest, {key: state[key] for key in MODEL_KEYS})
     return digest.hexdigest()
@@ -71,7 +75,9 @@ def _feed(digest: Any, value: Any) -> None:
 
 
 def weights_of(config: Config, needed: bool = False) -> dict[str, str] | None:
-    """File and sha256 of model.pretrained; None if there is none, or the file is not here and not `needed`."""
+    """Return file and sha256 of model.pretrained; None if there is none,
+    or the file is not here and not `needed`.
+    """
     source = config.model.pretrained
     if source is None:
         return None
@@ -88,15 +94,16 @@ def _file_digest(path: Path, size: int, changed: int) -> str:
     return sha256_of(path)
 
 
-# -------------------------------------------------------------------------------------------------------------- configs
+# ---------------------------------------------------------------------------------------------------- configs
 
 
 def run_differences(
     before: Facts, recorded: Facts, config: Config, weights: Facts | None, free: tuple[str, ...] = FREE_KEYS
 ) -> tuple[list[str], list[str]]:
-    """How a run's config differs from the one in its folder, and what could not be compared.
+    """Return how a run's config differs from the one in its folder, and what could not be compared.
 
-    `recorded` is the results.json of the folder, `weights` what `weights_of` finds now: weights count by content.
+    `recorded` is the results.json of the folder, `weights` what `weights_of` finds now: weights count by
+    content.
     """
     differences = config_differences(before, config.model_dump(), (*free, "model.pretrained"))
     old, new = before["model"]["pretrained"], config.model.pretrained
@@ -118,11 +125,11 @@ def run_differences(
     return differences, [f"the weights of model.pretrained are compared by their file's name alone: {why}"]
 
 
-# -------------------------------------------------------------------------------------------------------------- classes
+# ---------------------------------------------------------------------------------------------------- classes
 
 
 def class_differences(before: Mapping[int, str], now: Mapping[int, str]) -> list[str]:
-    """Class ids that have another name: "class 1: 'cat' -> 'train'"."""
+    """Return class ids that have another name: "class 1: 'cat' -> 'train'"."""
     both = sorted(before.keys() & now.keys())
     return [f"class {c}: {before[c]!r} -> {now[c]!r}" for c in both if before[c] != now[c]]
 
@@ -133,7 +140,9 @@ def some(differences: Sequence[str]) -> str:
 
 
 def recorded_classes(results: Facts) -> dict[int, str]:
-    """Class names by id as a results.json tells; one of an older version tells those that it has metrics of."""
+    """Return class names by id as a results.json tells; one of an older version
+    tells those that it has metrics of.
+    """
     if "classes" in results:
         return dict(enumerate(results["classes"]))
     metrics = metrics_by_step(results.get("steps", ()))
@@ -146,12 +155,14 @@ def recorded_classes(results: Facts) -> dict[int, str]:
 def check_model(
     path: Path, state: Facts, architecture: Mapping[str, Any], step: Step, class_names: Sequence[str]
 ) -> None:
-    """Raise CheckpointError unless a step checkpoint has the run's network and the classes, by id and name, of the step."""
+    """Raise CheckpointError unless a step checkpoint has the run's network and the classes,
+    by id and name, of the step.
+    """
     theirs = state["network"]["arguments"]
     if architecture != theirs or tuple(state["class_ids"]) != step.seen:
         raise CheckpointError(
-            f"{path}: was trained as {theirs} on the classes {state['class_ids']}, this run wants {architecture} on "
-            f"{list(step.seen)}"
+            f"{path}: was trained as {theirs} on the classes {state['class_ids']}, this run wants "
+            f"{architecture} on {list(step.seen)}"
         )
     check_class_names(path, state, class_names)
 
@@ -161,18 +172,20 @@ def check_class_names(path: Path, state: Facts, class_names: Sequence[str]) -> N
     renamed = class_differences(known, dict(enumerate(class_names)))
     if renamed:
         raise CheckpointError(
-            f"{path}: its classes have other names in this data set: {some(renamed)}. A network knows the classes that it was "
-            "trained on: restore their names, or train it again under another run.name"
+            f"{path}: its classes have other names in this data set: {some(renamed)}. A network knows the "
+            "classes that it was trained on: restore their names, or train it again under another run.name"
         )
 
 
-# ------------------------------------------------------------------------------------------- what a step was trained with
+# ------------------------------------------------------------------------------- what a step was trained with
 
 
 def trained_with(
     config: Facts, step: int, data: Facts, class_names: Sequence[str], weights: Facts | None
 ) -> dict:
-    """What a step checkpoint says of its training: `config` is a resolved one, `data` the digests of the images."""
+    """Return what a step checkpoint says of its training: `config` is a resolved one,
+    `data` the digests of the images.
+    """
     facts = {
         "objective": objective_of(config, step),
         "recipe": recipe_of(config, step),
@@ -184,7 +197,9 @@ def trained_with(
 
 
 def objective_of(config: Facts, step: int) -> dict[str, dict]:
-    """What is minimised, under the keys of the config; the options are those of every method that keeps statistics."""
+    """Return what is minimised, under the keys of the config;
+    the options are those of every method that keeps statistics.
+    """
     method = config["method"]
     others = method["also_observe"] if step == 0 else ()
     given = {**{name: {} for name in others}, method["name"]: method["options"]}
@@ -200,7 +215,7 @@ def _options(name: str) -> dict[str, Any]:
 
 
 def recipe_of(config: Facts, step: int) -> dict[str, dict]:
-    """How it is minimised: the keys of the config that count in the step."""
+    """Return how it is minimised: the keys of the config that count in the step."""
     unused = LATER_KEYS if step == 0 else FIRST_KEYS
     recipe = {
         section: {
@@ -221,7 +236,8 @@ def recipe_of(config: Facts, step: int) -> dict[str, dict]:
 
 
 def start_notes(path: Path, state: Facts, ours: Facts) -> list[str]:
-    """What a run should know of the step that it starts from; `ours` is what it would have trained the step with.
+    """Return what a run should know of the step that it starts from;
+    `ours` is what it would have trained the step with.
 
     Raises CheckpointError if the objectives cannot follow on each other.
     """
@@ -232,8 +248,9 @@ def start_notes(path: Path, state: Facts, ours: Facts) -> list[str]:
     theirs = told["objective"]["method"]["name"]
     if theirs in METHODS and _kind(theirs) != _kind(method):
         raise CheckpointError(
-            f"{path}: was trained with the objective of {theirs!r}, which is another one than that of {method!r} from step 0 on: "
-            f"start from a step of a run with method.name={method}, or leave train.start_from out"
+            f"{path}: was trained with the objective of {theirs!r}, which is another one than that of "
+            f"{method!r} from step 0 on: start from a step of a run with method.name={method}, or leave "
+            "train.start_from out"
         )
     differences = config_differences(_comparable(told, method, step), _comparable(ours, method, step))
     if any(told.get(key) not in (None, ours[key]) for key in ("data", "content")):
@@ -248,7 +265,10 @@ def start_notes(path: Path, state: Facts, ours: Facts) -> list[str]:
 
 
 def _told(state: Facts) -> Facts:
-    """What a checkpoint says of its training, keys that are newer at their defaults. An older one has the text of its config."""
+    """Return what a checkpoint says of its training, keys that are newer at their defaults.
+
+    An older one has the text of its config.
+    """
     try:
         step, told = state["step"], state.get("trained", {})
         if "recipe" in told:
@@ -267,7 +287,10 @@ def _kind(method: str) -> str:
 
 
 def _comparable(trained: Facts, method: str, step: int) -> dict[str, dict]:
-    """Objective and recipe under the keys of the config. What several methods share in step 0 has no name."""
+    """Return objective and recipe under the keys of the config.
+
+    What several methods share in step 0 has no name.
+    """
     objective = dict(trained["objective"]["method"])
     options = objective.pop("options")
     if method in options:

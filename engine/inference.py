@@ -1,4 +1,6 @@
-"""From images to class scores, in every convention of evaluation: whole images, sliding windows, flips and scales."""
+"""From images to class scores, in every convention of evaluation: whole images, sliding windows,
+flips and scales.
+"""
 
 from collections.abc import Callable, Sequence
 
@@ -20,10 +22,10 @@ def predict(
     scales: Sequence[float] = (1.0,),
     flip: bool = False,
 ) -> Tensor:
-    """Class scores (B, C, H, W) of normalised images of any size.
+    """Return class scores (B, C, H, W) of normalised images of any size.
 
-    One scale without flip gives the network's logits; otherwise the mean of softmax probabilities over all versions.
-    `window` slides a square of that side over the image with half overlap.
+    One scale without flip gives the network's logits; otherwise the mean of softmax probabilities over all
+    versions. `window` slides a square of that side over the image with half overlap.
     """
     forward = (lambda x: _slide(model, x, window)) if window else (lambda x: _padded(model, x))
     if len(scales) == 1 and scales[0] == 1.0 and not flip:

@@ -2,7 +2,8 @@
 
     loss = weights.learn * l_seg + weights.keep * sum(R)
 
-The method says what the terms are and the phase with which two numbers they are weighed; CPR's term, if asked for, is part of l_seg.
+The method says what the terms are and the phase with which two numbers they are weighed; CPR's term, if asked
+for, is part of l_seg.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,7 +22,8 @@ from methods import Method, Update, Weights
 from methods.losses.head import Pending
 from models.segmenter import Output, Segmenter
 
-# Images, labels, what the teacher says, and which of the images come from the memory (on the CPU: nothing waits for a GPU).
+# Images, labels, what the teacher says, and which of the images come from the memory (on the CPU: nothing
+# waits for a GPU).
 Batch = tuple[Tensor, Tensor, Output | None, Tensor | None]
 Terms = dict[str, Tensor]
 
@@ -52,7 +54,10 @@ class Objective:
             self.retention_losses = torch.compile(method.retention_losses)
 
     def on_next_batch(self) -> Callable[..., Terms]:
-        """The objective on the images of one update, as an update rule evaluates it: the mean over the micro-batches."""
+        """Return the objective on the images of one update, as a function that an update rule evaluates.
+
+        Its value is the mean over the micro-batches.
+        """
         # For rules that evaluate more than once, which also want the same dropout again.
         kept: list[Batch] = []
         randomness = checkpoint.random_state(self.place.device) if self.evaluations > 1 else None
@@ -91,7 +96,7 @@ class Objective:
     def _terms(
         self, images: Tensor, labels: Tensor, target: Output | None, remembered: Tensor | None
     ) -> tuple[Tensor, Terms]:
-        """l_seg and R by name."""
+        """Return l_seg, and every term by name."""
         with self.place.autocast():
             output = self.student(images, self.enlarged)
         segmentation = self._segmentation(output.logits, labels, remembered)
@@ -121,7 +126,10 @@ def ask(teacher: Segmenter, images: Tensor, place: Placement, enlarged: bool = T
 
 
 def check_terms(method: Method, segmentation: Any, retention: Any) -> None:
-    """Say which hook of a method returns something else than it should. Reading shapes waits for no GPU."""
+    """Raise an error that names the hook of a method that returns something else than it should.
+
+    Reading shapes waits for no GPU.
+    """
 
     def refuse(hook: str, value: Any, wanted: str) -> None:
         is_tensor = isinstance(value, Tensor)

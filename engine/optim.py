@@ -1,7 +1,7 @@
 """Optimizer and number of iterations of a step: the only place that knows them.
 
-An optimizer that `optim.name` can choose is a function of the parameters, the initial learning rate and the config. The phase and the
-schedule change its `param_groups`; its state is saved with the run.
+An optimizer that `optim.name` can choose is a function of the parameters, the initial learning rate and the
+config. The phase and the schedule change its `param_groups`; its state is saved with the run.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -26,12 +26,12 @@ def epochs_of(train: TrainConfig | Mapping, step: int) -> int:
 
 
 def iterations_of(train: TrainConfig | Mapping, num_images: int, step: int) -> int:
-    """T: the optimizer updates of a step."""
+    """Return T, the number of optimizer updates of a step."""
     return epochs_of(train, step) * iterations_per_epoch(num_images, _setting(train, "batch_size"), step)
 
 
 def last_iteration_of(config: Config | Mapping, num_images: int, step: int) -> int:
-    """The iteration with which a step ends: T, unless its phase stops earlier."""
+    """Return the iteration with which a step ends: T, unless its phase stops earlier."""
     phase, train = _setting(config, "phase"), _setting(config, "train")
     settings = phase if isinstance(phase, Mapping) else phase.model_dump()
     epoch = iterations_per_epoch(num_images, _setting(train, "batch_size"), step)
@@ -40,12 +40,12 @@ def last_iteration_of(config: Config | Mapping, num_images: int, step: int) -> i
 
 
 def _setting(section: Any, name: str) -> Any:
-    """The value of a typed config, or of one that is read from a run's folder."""
+    """Return a value of a typed config, or of one that is read from a run's folder."""
     return section[name] if isinstance(section, Mapping) else getattr(section, name)
 
 
 def settings_of(make: MakeOptimizer, config: Config) -> set[str]:
-    """The settings that an optimizer has, by PyTorch's names: "momentum", "weight_decay"."""
+    """Return the settings that an optimizer has, by PyTorch's names: "momentum", "weight_decay"."""
     return set(make([nn.Parameter(torch.zeros(1))], config.optim.lr, config).defaults)
 
 
@@ -57,7 +57,8 @@ def _conflicts(make: MakeOptimizer, config: Config) -> Conflicts:
         if value != usual and key in PHASES[phase.name].keys and key not in known:
             yield (
                 f"phase.{key}",
-                f"{value!r} has nothing to change: optim.name {config.optim.name} has no {key.replace('_', ' ')} of its own",
+                f"{value!r} has nothing to change: optim.name {config.optim.name} has no "
+                f"{key.replace('_', ' ')} of its own",
             )
 
 
@@ -93,6 +94,6 @@ def adamw(parameters: Iterable[Tensor], lr: float, config: Config) -> torch.opti
 
 
 def make_optimizer(model: nn.Module, config: Config, step: int) -> torch.optim.Optimizer:
-    """A new one for every step, as published."""
+    """Return a new optimizer, one for every step, as published."""
     make = OPTIMIZERS.find(config.optim.name)
     return make(model.parameters(), initial_learning_rate(config.optim, step), config)

@@ -23,11 +23,11 @@ class Placement:
         return cls(device, train.channels_last, train.amp)
 
     def arrange(self, tensors: Any) -> Any:
-        """A module or a batch of images in the memory format of the run."""
+        """Return a module or a batch of images in the memory format of the run."""
         return tensors.to(memory_format=torch.channels_last) if self.channels_last else tensors
 
     def images(self, images: Tensor) -> Tensor:
-        """Images travel as uint8; floats are made where they are used."""
+        """Return images as floats on the device; they travel there as uint8."""
         return self.arrange(normalise(images.to(self.device, non_blocking=True), torch.get_default_dtype()))
 
     def labels(self, labels: Tensor) -> Tensor:

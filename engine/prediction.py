@@ -1,4 +1,6 @@
-"""What a run's networks see in images of your own: finding the images, showing them to a network, and writing what it sees."""
+"""What a run's networks see in images of your own: finding the images, showing them to a network,
+and writing what it sees.
+"""
 
 import io
 import math
@@ -28,7 +30,7 @@ ENDINGS = ("_mask.png", "_overlay.png", "_steps.png", "_probabilities.npz")
 MEGAPIXELS = 2.0  # shown to the network at once; with 150 classes their scores take 1.2 GB
 
 
-# -------------------------------------------------------------------------------------------------------- the network
+# ------------------------------------------------------------------------------------------------ the network
 
 
 class Sight(NamedTuple):
@@ -58,7 +60,7 @@ class Network:
         return f"step {self.step}", f"+ {self.new[0]}" if len(self.new) == 1 else f"+ {len(self.new)} classes"
 
     def look(self, image: Image.Image, with_probabilities: bool = False) -> Sight:
-        """What the network sees in an RGB image."""
+        """Return what the network sees in an RGB image."""
         size = shown_size(image.size, self.size, self.megapixels)
         shown = image.resize(size, Image.Resampling.BILINEAR)
         batch = torch.from_numpy(np.array(shown)).permute(2, 0, 1)[None].to(self.device)
@@ -71,7 +73,9 @@ class Network:
 
 
 def shown_size(size: tuple[int, int], shorter: int | None, megapixels: float) -> tuple[int, int]:
-    """Width and height for the network: the shorter side as asked for, if any, and never too many pixels."""
+    """Return width and height for the network: the shorter side as asked for, if any,
+    and never too many pixels.
+    """
     limit = max(1, round(megapixels * 1e6))
     scale = min(shorter / min(size) if shorter else 1.0, math.sqrt(limit / math.prod(size)))
     width, height = (min(limit, max(1, round(side * scale))) for side in size)
@@ -79,14 +83,14 @@ def shown_size(size: tuple[int, int], shorter: int | None, megapixels: float) ->
 
 
 def choose_device(name: str) -> torch.device:
-    """The device of --device: auto, cpu or cuda."""
+    """Return the device of --device: auto, cpu or cuda."""
     if name == "cuda" and not torch.cuda.is_available():
         raise RunError("--device cuda: torch sees no GPU; check the driver and the torch build, or use cpu")
     return torch.device("cuda" if name != "cpu" and torch.cuda.is_available() else "cpu")
 
 
 def find_checkpoints(run: Path, step: int | None, all_steps: bool) -> list[Path]:
-    """The checkpoints of a run's folder that are wanted, in order, or the one that is named."""
+    """Return the checkpoints of a run's folder that are wanted, in order, or the one that is named."""
     if run.is_file():
         if step is not None or all_steps:
             raise RunError(f"{run} is one step: with --step and --all-steps name the run's folder")
@@ -103,11 +107,14 @@ def find_checkpoints(run: Path, step: int | None, all_steps: bool) -> list[Path]
     return [saved[wanted]]
 
 
-# ----------------------------------------------------------------------------------------------- from images to files
+# --------------------------------------------------------------------------------------- from images to files
 
 
 def find_images(given: Sequence[Path], out: Path) -> tuple[list[Path], dict[Path, str]]:
-    """Each image once, and why others cannot be had. The results in `out` are no images of a folder around it."""
+    """Return each image once, and why others cannot be had.
+
+    The results in `out` are no images of a folder around it.
+    """
     images: dict[str, Path] = {}
     problems: dict[Path, str] = {}
     for path in given:
@@ -126,7 +133,7 @@ def find_images(given: Sequence[Path], out: Path) -> tuple[list[Path], dict[Path
 
 
 def images_below(folder: Path, out: Path) -> Iterator[Path]:
-    """Every file somewhere below the folder that is named like an image, but for those in `out`."""
+    """Yield every file somewhere below the folder that is named like an image, but for those in `out`."""
     if folder.resolve() == out.resolve():
         raise RunError(f"--out {out}: the images are looked for in this folder; choose another")
     for here, folders, files in os.walk(folder):
@@ -135,7 +142,7 @@ def images_below(folder: Path, out: Path) -> Iterator[Path]:
 
 
 def why_not_a_file(path: Path) -> str | None:
-    """What keeps a path from being read, None if nothing is known to."""
+    """Return what keeps a path from being read, None if nothing is known to."""
     try:
         status = path.stat()
     except OSError as error:
@@ -146,7 +153,9 @@ def why_not_a_file(path: Path) -> str | None:
 
 
 def output_names(images: Sequence[Path]) -> dict[Path, str]:
-    """The stem, where several images share it with the folder before it, and a number if that is not enough."""
+    """Return the stem, where several images share it with the folder before it,
+    and a number if that is not enough.
+    """
     stems = Counter(image.stem.casefold() for image in images)
     names: dict[Path, str] = {}
     taken: set[str] = set()
@@ -163,7 +172,7 @@ def output_names(images: Sequence[Path]) -> dict[Path, str]:
 
 
 def cut(name: str) -> str:
-    """The name, no longer than a file's can be."""
+    """Return the name, no longer than a file's can be."""
     content = os.fsencode(name)
     return name if len(content) <= LONGEST_NAME else content[:LONGEST_NAME].decode(errors="ignore")
 
@@ -194,7 +203,7 @@ def write_results(place: Path, image: Image.Image, sight: Sight, network: Networ
 
 
 def with_ending(place: Path, ending: str) -> Path:
-    """The path with something more at its end, which need not begin with a dot."""
+    """Return the path with something more at its end, which need not begin with a dot."""
     return place.with_name(place.name + ending)
 
 

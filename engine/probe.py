@@ -1,7 +1,7 @@
 """run.flatness: loss, gradient norm and curvature while a step trains, which does not notice.
 
-Three metrics, `loss`, `squared_gradient_norm` and `top_eigenvalue` (of the Hessian), describe each of three functions of the
-weights, all of them means over `run.flatness` images with the norms in eval:
+Three metrics, `loss`, `squared_gradient_norm` and `top_eigenvalue` (of the Hessian), describe each of three
+functions of the weights, all of them means over `run.flatness` images with the norms in eval:
 
     no prefix     l_seg on training images of the step
     objective_    L = l_seg + lambda_a R on the same images, where the method has an R
@@ -34,10 +34,12 @@ Metrics = dict[str, float | None]
 
 
 def places_of(config: Config, step: Step, *, epoch: int, total: int, last: int) -> dict[int, str]:
-    """Iteration -> name of the place where a step is measured, which has epochs of `epoch` iterations and ends at `last`.
+    """Return the iterations at which a step is measured, each with the name of the place.
 
-    Normal training ends at the "boundary". Halves of one iteration are too many to be measured one by one. Plain training is
-    measured where its config would alternate, so that runs can be compared.
+    The step has epochs of `epoch` iterations and ends at `last`.
+
+    Normal training ends at the "boundary". Halves of one iteration are too many to be measured one by one.
+    Plain training is measured where its config would alternate, so that runs can be compared.
     """
     if config.run.flatness == 0 or step.index == 0:
         return {}
@@ -52,7 +54,10 @@ def places_of(config: Config, step: Step, *, epoch: int, total: int, last: int) 
 
 @dataclass(frozen=True)
 class Probe:
-    """Measures the model of a later step. The model, the teacher and the method stay as they are, the random numbers too."""
+    """Measures the model of a later step.
+
+    The model, the teacher and the method stay as they are, the random numbers too.
+    """
 
     config: Config
     device: torch.device
@@ -67,7 +72,10 @@ class Probe:
     places: Mapping[int, str]  # iteration -> name: where to measure
 
     def __call__(self, model: Segmenter) -> Metrics:
-        """All metrics by name. Every rank must ask: the pixels that a loss counts may be counted over all of them."""
+        """Return all metrics by name.
+
+        Every rank must ask: the pixels that a loss counts may be counted over all of them.
+        """
         twin = self._twin(model)
         losses = self._training_losses(twin) | self._old_loss(twin)
         freeze_like(model, twin)  # after the method has begun the step with the twin too
@@ -79,7 +87,7 @@ class Probe:
         }
 
     def _twin(self, model: Segmenter) -> Segmenter:
-        """The same weights in a network that can be differentiated twice."""
+        """Return the same weights in a network that can be differentiated twice."""
         network = self.config.model.architecture | {"norm": "abn"}
         with torch.random.fork_rng(devices=[]):  # the first weights, which are replaced at once
             sizes = [classifier.out_channels for classifier in model.classifiers]
@@ -88,14 +96,14 @@ class Probe:
         return self._place.arrange(twin.to(self.device)).eval()
 
     def _judge(self, twin: Segmenter) -> Method:
-        """The method with what it knows by now, its losses plain: they can be differentiated twice."""
+        """Return the method with what it knows by now, its losses plain: they can be differentiated twice."""
         judge = plain_method(self.config)
         judge.begin_step(twin, self.step)
         judge.load_state_dict(self.method.state_dict())
         return judge
 
     def _training_losses(self, twin: Segmenter) -> dict[str, Callable[[], Tensor]]:
-        """l_seg and L on training images of the step, by prefix."""
+        """Return l_seg and L on training images of the step, by prefix."""
         judge, data = self._judge(twin), self.config.data
         chosen = [self.dataset.train[i] for i in self.train_images[: self.config.run.flatness]]
         table = train_table(self.step, data.mode, data.void, self.dataset.num_classes)
@@ -119,7 +127,9 @@ class Probe:
         return {"": segmentation, "objective_": objective} if has_retention(judge) else {"": segmentation}
 
     def _old_loss(self, twin: Segmenter) -> dict[str, Callable[[], Tensor]]:
-        """Cross-entropy over all classes, on test images of old classes; pixels that were not old are left out."""
+        """Return cross-entropy over all classes, on test images of old classes;
+        pixels that were not old are left out.
+        """
         before = self.steps[self.step.index - 1]
         shown = select_test(self.test_classes, before)
         count = min(self.config.run.flatness, len(shown))
@@ -127,7 +137,8 @@ class Probe:
         chosen = [self.dataset.test[shown[(2 * i + 1) * len(shown) // (2 * count)]] for i in range(count)]
         if not chosen:
             return {}
-        # Old classes have the same labels in both steps; to the step before, the new ones are unseen like the rest.
+        # Old classes have the same labels in both steps; to the step before, the new ones are unseen like the
+        # rest.
         table = test_table(before, "ignore", self.dataset.void_labels, self.dataset.num_classes)
         images, labels = self._read(chosen, table)
         if not (labels != IGNORE_INDEX).any():
@@ -135,7 +146,7 @@ class Probe:
         return {"old_": lambda: F.cross_entropy(twin(images).logits, labels, ignore_index=IGNORE_INDEX)}
 
     def _read(self, chosen: Sequence[Sample], table: np.ndarray) -> tuple[Tensor, Tensor]:
-        """Central squares as one batch."""
+        """Return the central squares of the images as one batch."""
         data = StepDataset(chosen, table, test_transform(self.config.data.crop))
         images, labels = map(torch.stack, zip(*(data[0, i] for i in range(len(data))), strict=True))
         return self._place.images(images), self._place.labels(labels)
@@ -146,13 +157,15 @@ class Probe:
 
 
 def freeze_like(model: nn.Module, twin: nn.Module) -> None:
-    """Of the twin's parameters those require a gradient that do in the model."""
+    """Make those of the twin's parameters require a gradient that do in the model."""
     for theirs, ours in zip(model.parameters(), twin.parameters(), strict=True):
         ours.requires_grad_(theirs.requires_grad)
 
 
 def flatness_of(loss: Callable[[], Tensor], parameters: Sequence[Tensor]) -> Metrics:
-    """None stands for what is not finite or did not converge."""
+    """Return loss, gradient norm and top eigenvalue; None stands for what is not
+    finite or did not converge.
+    """
     from scipy.sparse.linalg import ArpackError  # late: scipy takes its time
 
     from metrics import flatness
@@ -172,18 +185,23 @@ def flatness_of(loss: Callable[[], Tensor], parameters: Sequence[Tensor]) -> Met
 
 
 def plain_method(config: Config) -> Method:
-    """The config's method with plain losses, which can be differentiated twice."""
+    """Return the config's method with plain losses, which can be differentiated twice."""
     return make_method(config.method.name, config.method.cross_entropy, config.method.options, "plain")
 
 
 def has_retention(method: Method) -> bool:
-    """Whether the method has an R in a later step, on the outputs or, as EWC, PI and RW, on the parameters."""
+    """Return whether the method has an R in a later step, on the outputs or, as EWC, PI and RW,
+    on the parameters.
+    """
     on_outputs = type(method).retention_losses is not Method.retention_losses
     return on_outputs or isinstance(method, ImportanceMethod)
 
 
 def penalty(method: Method, model: nn.Module) -> Tensor | float:
-    """R of the importance methods, which in training add its gradient in closed form: sum omega (theta - anchor)^2."""
+    """Return R of the importance methods, sum omega (theta - anchor)^2.
+
+    In training they add its gradient in closed form.
+    """
     if not isinstance(method, ImportanceMethod):
         return 0.0
     parameters = dict(model.named_parameters())

@@ -1,4 +1,7 @@
-"""Ranks, devices, signals, and what the ranks exchange. One process without torchrun, or one per GPU (nccl) or per CPU share (gloo)."""
+"""Ranks, devices, signals, and what the ranks exchange.
+
+One process without torchrun, or one per GPU (nccl) or per CPU share (gloo).
+"""
 
 import ctypes
 import gc
@@ -88,8 +91,9 @@ def be_deterministic(wanted: bool = True) -> None:
 def stop_ranks() -> None:
     """Leave the process group. What `wrap` returned must be out of use by then, and is collected first.
 
-    Otherwise it would be the last to hold the group, and end it without giving up Python's lock, for which the thread
-    of gloo may be waiting to let go of the last sum of gradients: a process that never ends (pytorch/pytorch#56297).
+    Otherwise it would be the last to hold the group, and end it without giving up Python's lock, for which
+    the thread of gloo may be waiting to let go of the last sum of gradients: a process that never ends
+    (pytorch/pytorch#56297).
     """
     if dist.is_initialized():
         gc.collect()  # DistributedDataParallel is part of a cycle
@@ -133,7 +137,10 @@ class StopRequest:
 
 @contextmanager
 def together(ranks: Ranks) -> Iterator[None]:
-    """What one rank cannot do ends all of them: nobody waits for a rank that has left. No collective belongs inside."""
+    """What one rank cannot do ends all of them: nobody waits for a rank that has left.
+
+    No collective belongs inside.
+    """
     own: Exception | None = None
     try:
         yield
@@ -151,7 +158,9 @@ def together(ranks: Ranks) -> Iterator[None]:
 
 @contextmanager
 def main_rank_first(ranks: Ranks) -> Iterator[None]:
-    """Let the first rank of each machine do the work that leaves a cache for its neighbours, as `together` does it."""
+    """Let the first rank of each machine do the work that leaves a cache for the others,
+    as `together` does it.
+    """
     is_first = ranks.local_rank == 0
     if not is_first:
         with together(ranks):
@@ -164,7 +173,9 @@ def main_rank_first(ranks: Ranks) -> Iterator[None]:
 
 
 def check_alike(ranks: Ranks, facts: Mapping[str, Any], free: tuple[str, ...] = ()) -> None:
-    """Refuse ranks that know other facts than rank 0 about what they do together; `free` begins what may differ."""
+    """Refuse ranks that know other facts than rank 0 about what they do together;
+    `free` begins what may differ.
+    """
     first, *others = gather_objects(ranks, facts)
     differences = [
         f"rank {rank}: {difference}"
@@ -179,7 +190,7 @@ def check_alike(ranks: Ranks, facts: Mapping[str, Any], free: tuple[str, ...] = 
 
 
 def gather_objects(ranks: Ranks, value: Any) -> list[Any]:
-    """One value per rank, on every rank."""
+    """Return one value per rank, on every rank."""
     if ranks.group is None:
         return [value]
     values = [None] * ranks.world
@@ -188,7 +199,7 @@ def gather_objects(ranks: Ranks, value: Any) -> list[Any]:
 
 
 def greatest(ranks: Ranks, *values: float) -> list[float]:
-    """Each value as the rank has it where it is greatest."""
+    """Return each value as the rank has it where it is greatest."""
     if ranks.group is None:
         return list(values)
     told = torch.tensor(values, dtype=torch.float64, device=ranks.device)
@@ -197,7 +208,7 @@ def greatest(ranks: Ranks, *values: float) -> list[float]:
 
 
 def any_rank(ranks: Ranks, flag: bool) -> bool:
-    """True on every rank if it is true on one."""
+    """Return True on every rank if the value is true on one."""
     return bool(*greatest(ranks, flag))
 
 
@@ -218,16 +229,17 @@ def agree(model: nn.Module, ranks: Ranks) -> None:
     different = [name for name in digests if len({theirs[name] for theirs in everybody}) > 1]
     if different:
         raise RankError(
-            f"the ranks no longer hold the same weights ({len(different)} tensors differ, the first is {different[0]}): "
-            "something in the method or the model differs between ranks; the last checkpoint is from rank 0"
+            f"the ranks no longer hold the same weights ({len(different)} tensors differ, the first is "
+            f"{different[0]}): something in the method or the model differs between ranks; the last "
+            "checkpoint is from rank 0"
         )
 
 
 def wrap(model: nn.Module, ranks: Ranks) -> nn.Module:
-    """DistributedDataParallel where there are peers.
+    """Return the model in DistributedDataParallel where there are peers.
 
-    Every parameter takes part in every loss, so unused ones need not be looked for. Norm statistics that are not
-    synchronised follow rank 0, as the evaluated and saved model does.
+    Every parameter takes part in every loss, so unused ones need not be looked for. Norm statistics that are
+    not synchronised follow rank 0, as the evaluated and saved model does.
     """
     if ranks.group is None:
         return model

@@ -1,4 +1,6 @@
-"""How the ranks of a run find each other: what torchrun or a cluster announces in the environment, and a store they all reach."""
+"""How the ranks of a run find each other: what torchrun or a cluster announces in the environment,
+and a store they all reach.
+"""
 
 import os
 import sys
@@ -18,7 +20,10 @@ class RankError(UserError, RuntimeError):
 
 
 def announced_place(devices: int | None = None) -> tuple[int, int, int]:
-    """RANK, WORLD_SIZE and LOCAL_RANK of the environment; a process without them is alone. `devices` is the number of GPUs."""
+    """RANK, WORLD_SIZE and LOCAL_RANK of the environment; a process without them is alone.
+
+    `devices` is the number of GPUs.
+    """
     rank, world, local_rank = (_number(*pair) for pair in (("RANK", 0), ("WORLD_SIZE", 1), ("LOCAL_RANK", 0)))
     if not 0 <= rank < world:
         raise RankError(
@@ -44,7 +49,10 @@ def _number(name: str, default: int) -> int:
 
 
 def meet(rank: int, world: int, backend: str) -> dist.Store:
-    """The store of this start, once all ranks are there. It is refused if they do not all come within MINUTES_TO_MEET."""
+    """Return the store of this start, once all ranks are there.
+
+    It is refused if they do not all come within MINUTES_TO_MEET.
+    """
     host, port = os.environ.get("MASTER_ADDR"), _number("MASTER_PORT", 0)
     if not host or not port:
         raise RankError(
@@ -101,14 +109,14 @@ def _check_in(store: dist.Store, rank: int, world: int, backend: str) -> None:
 
 
 def _explain(error: Exception, rank: int, where: str) -> str:
-    """What torch says of a store that cannot be kept or reached."""
+    """Return what torch says of a store that cannot be kept or reached."""
     if "EADDRINUSE" in str(error):
         return (
-            f"rank {rank} cannot keep the ranks' meeting place at {where}: the port is in use, perhaps by another run; "
-            "choose another MASTER_PORT, or let torchrun --standalone find one"
+            f"rank {rank} cannot keep the ranks' meeting place at {where}: the port is in use, perhaps by "
+            "another run; choose another MASTER_PORT, or let torchrun --standalone find one"
         )
     return (
-        f"rank {rank} does not reach the ranks' meeting place at {where} within {MINUTES_TO_MEET:g} minutes, or lost it: "
-        "rank 0 keeps it and may have ended (look for its message), or MASTER_ADDR and MASTER_PORT name another place "
-        f"({str(error).strip().splitlines()[0]})"
+        f"rank {rank} does not reach the ranks' meeting place at {where} within {MINUTES_TO_MEET:g} minutes, "
+        "or lost it: rank 0 keeps it and may have ended (look for its message), or MASTER_ADDR and "
+        f"MASTER_PORT name another place ({str(error).strip().splitlines()[0]})"
     )

@@ -21,7 +21,7 @@ def step_result(
     ious: Sequence[float],
     earlier: Sequence[dict],
 ) -> dict[str, Any]:
-    """The entry of `results.json` for a step, given those of the steps before it."""
+    """Return the entry of `results.json` for a step, given those of the steps before it."""
     named = zip(step.seen, ious, strict=True)
     result = {
         "step": step.index,
@@ -34,7 +34,7 @@ def step_result(
 def summarise(
     result: Mapping[str, Any], earlier: Sequence[Mapping], steps: Sequence[Step], class_names: Sequence[str]
 ) -> dict[str, Any]:
-    """The metrics of a step that follow from its IoU and from the steps before it.
+    """Return the metrics of a step that follow from its IoU and from the steps before it.
 
     What is measured against all steps before is unknown if one of them has no metrics.
     """
@@ -53,25 +53,28 @@ def summarise(
 
 
 def metrics_by_step(entries: Iterable[dict]) -> dict[int, dict]:
-    """The `steps` of a results.json, each by the number of its step.
+    """Return the `steps` of a results.json, each by the number of its step.
 
-    A run that starts after a later step may lack those before it, so a place in the list is no number of a step.
+    A run that starts after a later step may lack those before it, so a place in the list is no number of a
+    step.
     """
     return {entry.get("step", place): entry for place, entry in enumerate(entries)}
 
 
 def steps_done(entries: Iterable[dict]) -> int:
-    """How many steps of its protocol a run has behind it."""
+    """Return how many steps of its protocol a run has behind it."""
     return max(metrics_by_step(entries), default=-1) + 1
 
 
 def steps_asked_for(train: Mapping[str, Any], num_steps: int) -> int:
-    """How many steps of its protocol a run is to do: a run is done when it has their metrics."""
+    """Return how many steps of its protocol a run is to do: a run is done when it has their metrics."""
     return num_steps if train["last_step"] is None else train["last_step"] + 1
 
 
 def changed_lists(before: Mapping[str, str], now: Mapping[str, str]) -> list[str]:
-    """Which lists of images differ between two records of the data, by what both know: older ones know no content."""
+    """Return which lists of images differ between two records of the data, by what both know:
+    older ones know no content.
+    """
     changed = (key for key in now if key in before and before[key] != now[key])
     return list(dict.fromkeys(key.removesuffix("_content") for key in changed))
 
@@ -92,7 +95,7 @@ def environment(device: torch.device, world: int) -> dict[str, Any]:
 
 
 def _processor() -> str | None:
-    """Its name: what seconds depend on where the kind of the machine does not tell."""
+    """Return the name of the processor, on which seconds depend."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -102,7 +105,7 @@ def _processor() -> str | None:
 
 
 def _commit() -> str | None:
-    """The commit of this code, with a + when it was changed since."""
+    """Return the commit of this code, with a + when it was changed since."""
     here = Path(__file__).parent
 
     def git(*words: str) -> str:

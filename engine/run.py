@@ -1,4 +1,4 @@
-"""A run: what every part of it needs to know. `prepare` finds everything that can be wrong before the first iteration."""
+"""A run: what every part of it needs to know; `prepare` finds what is wrong before the first iteration."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
@@ -39,11 +39,8 @@ from methods import METHODS, AlterSGD, Descent, make_phase
 from tracking.tracker import Trackers, make_trackers
 
 T = TypeVar("T")
-FACTS = (
-    "classes",
-    "weights",
-    "started_from",
-)  # of results.json: what its metrics depend on beside config and data
+# of results.json: what its metrics depend on beside config and data
+FACTS = ("classes", "weights", "started_from")
 # of the config: what may differ between the machines of a run, whose ranks compare what they find there
 MACHINE_KEYS = ("data.root", "data.cache", "data.workers", "run.folder")
 
@@ -70,7 +67,7 @@ class Run:
 
     @property
     def first(self) -> int:
-        """The step that the run begins with: 0, or the one that it starts from, which another run has trained."""
+        """The step that the run begins with: 0, or the one that it starts from."""
         return first_step(self.results)
 
     @property
@@ -79,7 +76,7 @@ class Run:
         return steps_asked_for(self.config.train.model_dump(), len(self.steps)) - 1
 
     def remembered(self, step: Step) -> list[Kept]:
-        """The images of earlier steps that come back in the step."""
+        """Return the images of earlier steps that come back in the step."""
         return self.memory[step.index] if self.memory else []
 
     def num_images(self, step: Step) -> int:
@@ -97,18 +94,18 @@ class Run:
         return self.ranks.group if self.config.model.sync else None
 
     def epoch(self, step: Step) -> int:
-        """Iterations of an epoch of the step."""
+        """Return the number of iterations in an epoch of the step."""
         return iterations_per_epoch(self.num_images(step), self.config.train.batch_size, step.index)
 
     def iterations(self, step: Step) -> int:
-        """T: optimizer updates in a step."""
+        """Return T, the number of optimizer updates in a step."""
         return iterations_of(self.config.train, self.num_images(step), step.index)
 
     def iterations_before(self, step: Step) -> int:
         return sum(self.iterations(earlier) for earlier in self.steps[: step.index])
 
     def iterations_until(self, step: Step) -> int:
-        """Updates from the beginning of the run to the end of the step: where its metrics stand in TensorBoard."""
+        """Return the number of updates until the end of the step, where trackers show its metrics."""
         return self.iterations_before(step) + self.iterations(step)
 
     def phase(self, step: Step) -> Descent:
@@ -121,7 +118,8 @@ class Run:
         )
 
     def until_stopped(self, batches: Iterable[T], doing: str) -> Iterator[T]:
-        """The batches, until somebody asks to stop. Ranks may have more or fewer of them: they agree afterwards."""
+        """Yield the batches until somebody asks to stop; ranks may have more or fewer, and agree
+        afterwards."""
         stopped = False
         for batch in batches:
             if stopped := self.stop.requested:
@@ -137,7 +135,7 @@ class Run:
 
 
 def prepare(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
-    """Everything that can be wrong is found here, before the first iteration."""
+    """Return a run that is ready to train, after everything that can be wrong was looked for."""
     torch.backends.cudnn.benchmark = not config.train.deterministic
     be_deterministic(config.train.deterministic)
     with main_rank_first(ranks):
@@ -224,7 +222,7 @@ def prepare(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
 def memories(
     config: Config, train_classes: list[frozenset[int]], chosen: list[list[int]], steps: list[Step]
 ) -> list[list[Kept]]:
-    """What each step remembers, if the run has a memory at all."""
+    """Return what each step remembers, if the run has a memory at all."""
     size, seed = config.method.memory, config.train.seed
     return [choose_memory(train_classes, chosen, steps, step, size, seed) for step in steps] if size else []
 
@@ -236,9 +234,9 @@ def check_norms(config: Config, world: int) -> None:
     if seen_together == 1 and not config.train.evaluate_only:
         cut = f"{world} ranks x train.accumulate {config.train.accumulate}"
         raise RunError(
-            f"train.batch_size {config.train.batch_size} cut into {cut} shows the network one image at a time, of which a norm "
-            "cannot take statistics (one value per channel after the pooling): lower train.accumulate, raise "
-            "train.batch_size, or on several ranks set model.sync=true"
+            f"train.batch_size {config.train.batch_size} cut into {cut} shows the network one image at a "
+            "time, of which a norm cannot take statistics (one value per channel after the pooling): lower "
+            "train.accumulate, raise train.batch_size, or on several ranks set model.sync=true"
         )
 
 
@@ -248,7 +246,7 @@ def leave_if_asked(stop: StopRequest) -> None:
 
 
 def open_folder(config: Config, ranks: Ranks, steps: list[Step], results: dict[str, Any]) -> RunFolder:
-    """The run's folder, locked and checked; what it holds of earlier steps goes into `results`."""
+    """Return the run's folder, locked and checked; what it holds of earlier steps goes into `results`."""
     folder = RunFolder(Path(config.run.folder) / run_name(config.model_dump()))
     with together(ranks):  # the others wait until the folder is ready
         if ranks.is_main:
@@ -268,8 +266,8 @@ def open_folder(config: Config, ranks: Ranks, steps: list[Step], results: dict[s
         check_same_data(config, folder, earlier["data"], results["data"])
         if ranks.is_main and "train_content" not in earlier["data"]:
             tqdm.write(
-                f"note: {folder.path} was begun before the content of images was recorded: that they are the same "
-                "is known of their names, classes and sizes alone"
+                f"note: {folder.path} was begun before the content of images was recorded: that they are the "
+                "same is known of their names, classes and sizes alone"
             )
         results |= {key: earlier[key] for key in FACTS if key in earlier}
         facts = {key: results[key] for key in FACTS if key in results}
@@ -285,8 +283,9 @@ def open_folder(config: Config, ranks: Ranks, steps: list[Step], results: dict[s
         behind = [step.index for step in steps[missing:] if folder.step_checkpoint(step.index).exists()]
         if behind and ranks.is_main:
             tqdm.write(
-                f"note: step_{missing}.pt is missing; the models of later steps ({', '.join(map(str, behind))}) were trained "
-                "from it, and not from one that is trained now: delete them to have them trained again"
+                f"note: step_{missing}.pt is missing; the models of later steps "
+                f"({', '.join(map(str, behind))}) were trained from it, and not from one that is trained "
+                "now: delete them to have them trained again"
             )
         return folder
     if config.train.evaluate_only:  # the metrics were moved away; the run's own setting is still known
@@ -302,12 +301,12 @@ def trains_step_0(config: Config, folder: RunFolder, before: dict[str, Any]) -> 
 
 
 def first_step(results: dict[str, Any]) -> int:
-    """The step that a run begins with, by its results.json."""
+    """Return the step that a run begins with, by its results.json."""
     return results["started_from"]["step"] if "started_from" in results else 0
 
 
 def first_missing(folder: RunFolder, first: int) -> int:
-    """The first step from `first` on that has no checkpoint: metrics from there on are made again."""
+    """Return the first step from `first` on that has no checkpoint: metrics from there on are made again."""
     while folder.step_checkpoint(first).exists():
         first += 1
     return first
@@ -321,7 +320,7 @@ def keep_evaluations(
     results: dict[str, Any],
     missing: int,
 ) -> None:
-    """Scores in other settings stay as long as their models do. Who only scores changes nothing that training recorded."""
+    """Keep scores in other settings as long as their models; who only scores keeps all that is recorded."""
     if config.train.evaluate_only:
         results |= earlier
     elif "evaluations" in earlier:
@@ -351,7 +350,9 @@ def check_same_config(
         raise RunError(
             f"{folder.config_file}: damaged, or of another version of this code:\n  "
             + "\n  ".join(error.problems)
-            + "\nGive this run a run.name of its own, restore the file or that version, or insist with run.force=true"
+            + "\n"
+            "Give this run a run.name of its own, restore the file or that version, or insist with "
+            "run.force=true"
         ) from error
     changed, notes = identity.run_differences(found, before, config, weights, free)
     if changed and not config.run.force:
@@ -369,8 +370,8 @@ def check_same_classes(folder: RunFolder, before: dict[str, Any], class_names: l
     renamed = identity.class_differences(known, dict(enumerate(class_names)))
     if renamed:
         raise RunError(
-            f"{folder.path} was begun with other class names: {identity.some(renamed)}. Restore the names of the data set, or "
-            "give this run a run.name of its own"
+            f"{folder.path} was begun with other class names: {identity.some(renamed)}. Restore the names of "
+            "the data set, or give this run a run.name of its own"
         )
 
 
@@ -378,16 +379,20 @@ def check_same_data(config: Config, folder: RunFolder, before: dict[str, str], n
     changed = changed_lists(before, now)
     if changed and not config.run.force:
         raise RunError(
-            f"{folder.path} was begun with other {' and '.join(changed)} images than data.root={config.data.root} holds "
-            "now: restore the data set, give this run a run.name of its own, or insist with run.force=true"
+            f"{folder.path} was begun with other {' and '.join(changed)} images than "
+            f"data.root={config.data.root} holds now: restore the data set, give this run a run.name of its "
+            "own, or insist with run.force=true"
         )
 
 
 def ends_on_an_ascent(run: Run) -> Iterator[str]:
-    """A notice if halves of more than an iteration are cut so that a model is handed over as an ascent left it."""
+    """Yield a notice if a step with long halves hands its model over as an ascent left it."""
     if run.config.phase.name != "altersgd":  # the controls ascend nothing
         return
     phases = [(run.phase(step), run.iterations(step)) for step in run.steps]
     if any(isinstance(phase, AlterSGD) and phase.every > 1 and phase.ascends(n, n) for phase, n in phases):
         p, every = run.config.phase.p, run.config.phase.every
-        yield f"with phase.p={p:.4g} and phase.every={every} a step ends on an ascent; another p ends on a descent"
+        yield (
+            f"with phase.p={p:.4g} and phase.every={every} a step ends on an ascent; another p ends on a "
+            "descent"
+        )

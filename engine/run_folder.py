@@ -1,9 +1,11 @@
 """A run's folder: what is in it, who may write to it, and whether it can be trusted.
 
-config.yaml     the resolved config            step_<i>.pt   the model after step i and the method's statistics
-results.json    every metric, after each step  resume.pt     the newest state inside a step
-progress.json   the iteration of a step that training has reached, its last one, and the seconds spent on the step
-evaluations/    TensorBoard's events of scores in another setting than the run's own, by the name of the setting
+config.yaml     the resolved config
+results.json    every metric, after each step
+step_<i>.pt     the model after step i and the method's statistics
+resume.pt       the newest state inside a step
+progress.json   the iteration that training has reached in a step, its last one, and the seconds spent on it
+evaluations/    TensorBoard's events of scores in another setting than the run's own, by name of the setting
 """
 
 import fcntl
@@ -35,7 +37,9 @@ _held: WeakSet[IO[str]] = WeakSet()  # the locks of this process
 
 
 def _leave_locks_to_the_parent() -> None:
-    """A forked process, such as one that loads images, may outlive a killed run and would keep its folder locked."""
+    """A forked process, such as one that loads images, may outlive a killed run
+    and would keep its folder locked.
+    """
     for lock in list(_held):
         lock.close()
 
@@ -62,18 +66,21 @@ class RunFolder:
         return self.path if evaluation is None else self.path / "evaluations" / evaluation
 
     def saved_steps(self) -> dict[int, Path]:
-        """The step checkpoints that are there, by number. A step_best.pt of somebody's own is none."""
+        """Return the step checkpoints that are there, by number. A step_best.pt of somebody's own is none."""
         found = (STEP_FILE.fullmatch(path.name) for path in self.path.glob("step_*.pt"))
         return {int(match[1]): self.path / match[0] for match in found if match}
 
     def lock(self) -> None:
-        """Refuse a folder that another live process is writing to, and remove what a killed one was about to write."""
+        """Refuse a folder that another live process is writing to,
+        and remove what a killed one was about to write.
+        """
         try:
             self.path.mkdir(parents=True, exist_ok=True)
             self._lock = open(self._lock_file, "a")  # noqa: SIM115 (held for as long as the run lives)
         except OSError as error:
             raise RunError(
-                f"{self.path}: no run can write here ({error.strerror}); choose another run.folder or run.name"
+                f"{self.path}: no run can write here ({error.strerror}); choose another run.folder or "
+                "run.name"
             ) from error
         _held.add(self._lock)
         self._take_lock(self._lock, until=time.monotonic() + SECONDS_FOR_A_LOOK)
@@ -95,7 +102,8 @@ class RunFolder:
                     continue
                 self.unlock()
                 raise RunError(
-                    f"{self.path}: another run is writing to this folder; wait for it, or give this one a run.name of its own"
+                    f"{self.path}: another run is writing to this folder; wait for it, or give this one a "
+                    "run.name of its own"
                 ) from error
 
     def unlock(self) -> None:
@@ -103,7 +111,10 @@ class RunFolder:
             self._lock.close()
 
     def is_held(self) -> bool:
-        """Whether a living process has locked the folder. Asks for a shared lock, so that one look does not see another."""
+        """Return whether a living process has locked the folder.
+
+        Asks for a shared lock, so that one look does not see another.
+        """
         try:
             with open(self._lock_file, "rb") as file:
                 fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -114,7 +125,9 @@ class RunFolder:
         return False
 
     def sight(self) -> dict[str, str | int]:
-        """What tells whether two machines see the same folder: who has locked it, and the sizes of what a start depends on."""
+        """Return what tells whether two machines see the same folder: who has locked it,
+        and the sizes of what a start depends on.
+        """
         holder = self._lock_file.read_text() if self._lock_file.exists() else "nobody"
         files = [*self.path.glob("*.pt"), *self.path.glob(self.results_file.name)]
         return {"locked by": holder} | {file.name: file.stat().st_size for file in files}
@@ -123,7 +136,7 @@ class RunFolder:
         return read_results(self.results_file)
 
     def earlier_results(self) -> dict[str, Any] | None:
-        """What an earlier start left, if it is something to resume."""
+        """Return what an earlier start left, if it is something to resume."""
         results = self.read_results()
         if results is None:
             return None
@@ -131,8 +144,8 @@ class RunFolder:
         has_data = isinstance(data, dict) and {"train", "test"} <= data.keys()
         if not has_data or not isinstance(steps, list) or not all(isinstance(step, dict) for step in steps):
             raise RunError(
-                f"{self.results_file}: does not say which data its metrics are of (no data or no steps), as train.py does; "
-                "move it away, the metrics are computed again"
+                f"{self.results_file}: does not say which data its metrics are of (no data or no steps), as "
+                "train.py does; move it away, the metrics are computed again"
             )
         return results
 
@@ -140,7 +153,7 @@ class RunFolder:
         self._write(self.results_file, json.dumps(results, indent=1) + "\n")
 
     def read_progress(self) -> dict[str, Any] | None:
-        """What `write_progress` was told last; None if there is no such file, or a damaged one."""
+        """Return what `write_progress` was told last; None if there is no such file, or a damaged one."""
         try:
             progress = json.loads(self.progress_file.read_bytes())
             return {name: kind(progress[name]) for name, kind in PROGRESS.items()}
@@ -148,7 +161,10 @@ class RunFolder:
             return None
 
     def write_progress(self, *, step: int, iteration: int, total: int, seconds: float) -> None:
-        """Note where training stands. A full disk does not matter here: the next checkpoint says so, and what to do."""
+        """Note where training stands.
+
+        A full disk does not matter here: the next checkpoint says so, and what to do.
+        """
         progress = {"step": step, "iteration": iteration, "total": total, "seconds": round(seconds, 3)}
         with suppress(OSError):
             write_atomically(self.progress_file, (json.dumps(progress) + "\n").encode(), sync=False)
@@ -161,12 +177,12 @@ class RunFolder:
             write_atomically(file, text.encode())
         except OSError as error:
             raise RunError(
-                f"{file}: could not be written ({error.strerror}). The one before it and all checkpoints are untouched: "
-                "make room or repair the disk, then start the same command again"
+                f"{file}: could not be written ({error.strerror}). The one before it and all checkpoints are "
+                "untouched: make room or repair the disk, then start the same command again"
             ) from error
 
     def lacks(self, step: int) -> RunError:
-        """What to raise where the checkpoint of a step is wanted and not there."""
+        """Return what to raise where the checkpoint of a step is wanted and not there."""
         return RunError(
             f"{self.step_checkpoint(step)} is missing: train step {step} first, "
             "or give the checkpoint as train.start_from"

@@ -1,7 +1,8 @@
 """Learning rates: where a step begins, and by which schedule they change.
 
-A schedule that `optim.schedule` can choose is a function of how much of the step is done, from 0 to just below 1, and of the config's
-`optim`. It gives the factor on the step's initial learning rate, anew for each iteration.
+A schedule that `optim.schedule` can choose is a function of how much of the step is done, from 0 to just
+below 1, and of the config's `optim`. It gives the factor on the step's initial learning rate, anew for each
+iteration.
 """
 
 from collections.abc import Callable

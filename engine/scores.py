@@ -1,4 +1,6 @@
-"""Scores belong to the evaluation setting in which they were made: the run's own, or another that is kept beside it by name."""
+"""Scores belong to the evaluation setting in which they were made: the run's own,
+or another that is kept beside it by name.
+"""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -9,7 +11,9 @@ from engine.results import summarise
 
 
 def evaluation_settings(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The keys of a resolved config that say how a model is scored, with their values as JSON knows them."""
+    """Return the keys of a resolved config that say how a model is scored,
+    with their values as JSON knows them.
+    """
     data = {f"data.{name}": value for name, value in with_defaults(config)["data"].items()}
     return {
         key: list(value) if isinstance(value, tuple) else value
@@ -19,7 +23,9 @@ def evaluation_settings(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def evaluation_name(results: Mapping[str, Any], config: Mapping[str, Any]) -> str | None:
-    """Under which name scores by this config are kept: "flip_scales=0.75-1-1.25"; None in the run's own setting."""
+    """Under which name scores by this config are kept: "flip_scales=0.75-1-1.25";
+    None in the run's own setting.
+    """
     own, asked = evaluation_settings(results["config"]), evaluation_settings(config)
     if asked == own:
         return None
@@ -28,14 +34,15 @@ def evaluation_name(results: Mapping[str, Any], config: Mapping[str, Any]) -> st
     if known is not None:
         return known
     name = "_".join(_words(key, value) for key, value in sorted(asked.items()) if value != own[key])
-    # Taken after run.force gave the run another setting of its own: what differs was counted from the old one.
+    # Taken after run.force gave the run another setting of its own: what differs was counted from the old
+    # one.
     return (
         name if name not in others else "_".join(_words(key, value) for key, value in sorted(asked.items()))
     )
 
 
 def _words(key: str, value: Any) -> str:
-    """A key and its value, short and fit for the name of a folder."""
+    """Return a key and its value, short and fit for the name of a folder."""
     name = key.removeprefix("data.").removeprefix("evaluate_")
     if isinstance(value, bool):
         return name if value else f"no-{name}"
@@ -45,7 +52,7 @@ def _words(key: str, value: Any) -> str:
 
 
 def scores_of(results: dict[str, Any], name: str | None, config: Mapping[str, Any]) -> list[dict]:
-    """The list in `results` that holds the scores of this name, to which others may be added."""
+    """Return the list in `results` that holds the scores of this name, to which others may be added."""
     if name is None:
         return results["steps"]
     others = results.setdefault("evaluations", {})
@@ -53,12 +60,15 @@ def scores_of(results: dict[str, Any], name: str | None, config: Mapping[str, An
 
 
 def same_metrics(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-    """Whether two scorings of a step agree, by everything that both hold and the rest follows from."""
+    """Return whether two scorings of a step agree, by everything that both hold and the rest follows from."""
     return all(one[key] == other[key] for key in ("iou", "confusion") if key in one and key in other)
 
 
 def put(scores: list[dict], new: dict, steps: Sequence[Step], class_names: Sequence[str]) -> list[dict]:
-    """Take up the scores of a step. Returns what changed: the step, and later ones that are measured against it."""
+    """Take up the scores of a step.
+
+    Returns what changed: the step, and later ones that are measured against it.
+    """
     before = [score for score in scores if score["step"] < new["step"]]
     after = [score for score in scores if score["step"] > new["step"]]
     changed: list[dict] = []
@@ -69,7 +79,9 @@ def put(scores: list[dict], new: dict, steps: Sequence[Step], class_names: Seque
 
 
 def drop_from(results: dict[str, Any], step: int) -> list[str]:
-    """Forget the scores in other settings from a step on, which is going to be trained anew; returns their names."""
+    """Forget the scores in other settings from a step on, which is going to be trained anew;
+    returns their names.
+    """
     others = results.get("evaluations", {})
     dropped = [name for name, other in others.items() if any(s["step"] >= step for s in other["steps"])]
     for name in dropped:

@@ -1,7 +1,8 @@
 """train.start_from: a run that begins after a step which another run has trained, and with nothing else.
 
-What it began with is kept in its folder as step_<i>.pt, a copy, and named in results.json ("started_from") by content: the
-source may move or go. Steps before it are never trained here, and have metrics only if the source's could be taken over.
+What it began with is kept in its folder as step_<i>.pt, a copy, and named in results.json ("started_from") by
+content: the source may move or go. Steps before it are never trained here, and have metrics only if the
+source's could be taken over.
 """
 
 import re
@@ -26,7 +27,10 @@ def settle_start(
     steps: Sequence[Step],
     say: Callable[[str], None],
 ) -> None:
-    """Whatever the run is to start from is in its folder afterwards, or UserError. `results` is this run's, still empty."""
+    """Whatever the run is to start from is in its folder afterwards, or UserError.
+
+    `results` is this run's, still empty.
+    """
     given = None if config.train.start_from is None else Path(config.train.start_from)
     before = folder.read_results() or {}
     started = before.get("started_from")
@@ -39,7 +43,7 @@ def settle_start(
         take_for_started(folder, given, before, results, say)
 
 
-# ------------------------------------------------------------------------------------------------------- the first time
+# --------------------------------------------------------------------------------------------- the first time
 
 
 def begin(
@@ -51,7 +55,8 @@ def begin(
     steps: Sequence[Step],
     say: Callable[[str], None],
 ) -> None:
-    """Put the step of another run where this run would have left its own, with its metrics if they were made as ours would be.
+    """Put the step of another run where this run would have left its own,
+    with its metrics if they were made as ours would be.
 
     results.json names it before the copy is made: a run that is killed meanwhile knows what it waits for.
     """
@@ -72,8 +77,9 @@ def begin(
         metrics = metrics_beside(source, state, results, steps)
         if index > 0 and not set(range(index)) <= metrics.keys():
             notes.append(
-                f"there are no metrics of every step before step {index} beside {source} that were made as this run's: "
-                "those that are missing stay absent, and so does what is forgotten of their classes"
+                f"there are no metrics of every step before step {index} beside {source} that were made as "
+                "this run's: those that are missing stay absent, and so does what is forgotten of their "
+                "classes"
             )
         before = results | {"steps": list(metrics.values())}
     folder.write_results(before | {"started_from": started})
@@ -92,7 +98,9 @@ def read_start(source: Path) -> dict[str, Any]:
 
 
 def check_has_nothing_else(folder: RunFolder, before: Results, started: dict[str, Any]) -> None:
-    """A folder may hold the step already, from an older version, but no training of its own that leads to it."""
+    """A folder may hold the step already, from an older version,
+    but no training of its own that leads to it.
+    """
     place = folder.step_checkpoint(started["step"])
     if place.exists():
         is_same = identity.state_digest(read_start(place)) == started["sha256"]
@@ -103,15 +111,17 @@ def check_has_nothing_else(folder: RunFolder, before: Results, started: dict[str
         own |= bool(before.get("steps"))
     if own or not is_same:
         raise RunError(
-            f"{folder.path} did not start from {started['file']}: it trained steps of its own, or started from another model. "
-            "Give this run a run.name of its own, or leave train.start_from out"
+            f"{folder.path} did not start from {started['file']}: it trained steps of its own, or started "
+            "from another model. Give this run a run.name of its own, or leave train.start_from out"
         )
 
 
 def metrics_beside(
     source: Path, state: dict[str, Any], results: Results, steps: Sequence[Step]
 ) -> dict[int, dict]:
-    """What results.json beside the source holds of the step and those before, if it is of this model and made alike."""
+    """Return what results.json beside the source holds of the step and those before,
+    if it is of this model and made alike.
+    """
     theirs = read_results(source.parent / "results.json")
     if not theirs or not {"data", "protocol", "config", "steps"} <= theirs.keys():
         return {}
@@ -134,7 +144,9 @@ def metrics_beside(
 def take_for_started(
     folder: RunFolder, given: Path, before: Results, results: Results, say: Callable[[str], None]
 ) -> None:
-    """A folder of an older version does not tell what it started from; it is believed if it named the same file."""
+    """A folder of an older version does not tell what it started from;
+    it is believed if it named the same file.
+    """
     number = re.fullmatch(r"step_(\d+)\.pt", given.name)
     index = int(number[1]) if number else 0
     named = before.get("config", {}).get("train", {}).get("start_from")
@@ -146,7 +158,7 @@ def take_for_started(
     folder.write_results(before | {"started_from": {"file": str(given), "sha256": sha256, "step": index}})
 
 
-# --------------------------------------------------------------------------------------------------------- every time after
+# ------------------------------------------------------------------------------------------- every time after
 
 
 def check_same_start(
@@ -158,13 +170,14 @@ def check_same_start(
         sha256 = identity.state_digest(read_start(given))
         if sha256 != started["sha256"]:
             raise RunError(
-                f"{folder.path} started from {started['file']} (sha256 {started['sha256'][:12]}), but train.start_from={given} "
-                f"is another model (sha256 {sha256[:12]}): give this run a run.name of its own, or the old file"
+                f"{folder.path} started from {started['file']} (sha256 {started['sha256'][:12]}), but "
+                f"train.start_from={given} is another model (sha256 {sha256[:12]}): give this run a run.name "
+                "of its own, or the old file"
             )
     elif str(given) != started["file"]:
         raise RunError(
-            f"train.start_from={given}: no such checkpoint; {folder.path} started from {started['file']}: give this, even if it "
-            "is gone, or leave train.start_from out"
+            f"train.start_from={given}: no such checkpoint; {folder.path} started from {started['file']}: "
+            "give this, even if it is gone, or leave train.start_from out"
         )
 
 
@@ -189,6 +202,7 @@ def keep_start(
                 say(f"{problem}; copied again from {source}")
                 return
     raise checkpoint.CheckpointError(
-        f"{folder.path} started from {started['file']}, of which nothing whole is left ({problem}), and it does not start from "
-        f"nothing: put that file (sha256 {started['sha256'][:12]}) back, or begin again with a run.name of its own"
+        f"{folder.path} started from {started['file']}, of which nothing whole is left ({problem}), and it "
+        f"does not start from nothing: put that file (sha256 {started['sha256'][:12]}) back, or begin again "
+        "with a run.name of its own"
     )

@@ -56,7 +56,9 @@ class Training:
     schedule: Callable[[float], float]  # of the learning rate
 
     def loop(self, iterations: Iterable[int]) -> Iterator[tuple[int, Terms, Weights, float]]:
-        """Trains, and hands out each iteration when it is done, with its terms, their weights and the learning rate."""
+        """Train, and yield each iteration when it is done, with its terms,
+        their weights and the learning rate.
+        """
         phase, total = self.phase, self.total
         for iteration in iterations:
             weights = phase(iteration, total)
@@ -81,7 +83,9 @@ def apply_update(
     weights: Weights,
     lr: float,
 ) -> dict[str, Tensor]:
-    """One optimizer update by the gradients in `p.grad`; returns the terms that the method adds in parameter space."""
+    """One optimizer update by the gradients in `p.grad`; returns the terms that
+    the method adds in parameter space.
+    """
     scaler.unscale_(optimizer)
     terms = {}
     # An overflow in fp16: the scaler is going to skip this update, and so does the method.
@@ -99,7 +103,7 @@ def gradients_are_finite(model: nn.Module) -> bool:
 
 
 def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
-    """The trained model of a step, which is saved, and what its checkpoint holds beside it."""
+    """Train and save the model of a step; return it, and what its checkpoint holds beside it."""
     config, ranks, total = run.config, run.ranks, run.iterations(step)
     average = make_average(**config.average.model_dump())
     model, teacher, method = begin_step(run, step, average)
@@ -224,7 +228,7 @@ def begin_step(
 
 
 def step_loader(run: Run, step: Step, *, iterations: range, batch_of: Callable[[int], int]) -> DataLoader:
-    """The batches of the given iterations of a step."""
+    """Return the batches of the given iterations of a step."""
     config, ranks = run.config, run.ranks
     kept = run.remembered(step)
     makes_half = METHODS[config.method.name].memory == "half"
@@ -244,7 +248,7 @@ def step_loader(run: Run, step: Step, *, iterations: range, batch_of: Callable[[
 
 
 def step_dataset(run: Run, step: Step) -> StepDataset | ReplayDataset:
-    """The training images of a step with its labels, and behind them what it remembers."""
+    """Return the training images of a step with its labels, and behind them what it remembers."""
     config, kept = run.config, run.remembered(step)
 
     def labelled(positions: Iterable[int], by: Step) -> StepDataset:
@@ -264,7 +268,7 @@ def step_dataset(run: Run, step: Step) -> StepDataset | ReplayDataset:
 
 
 def teacher_outputs(run: Run, step: Step, teacher: Segmenter) -> Iterator[tuple[Tensor, Output]]:
-    """Labels and the teacher's outputs over the first epoch of a step."""
+    """Yield labels and the teacher's outputs over the first epoch of a step."""
     epoch = range(1, run.epoch(step) + 1)
     loader = step_loader(run, step, iterations=epoch, batch_of=lambda iteration: iteration)
     doing = f"surveying step {step.index}"
@@ -275,7 +279,7 @@ def teacher_outputs(run: Run, step: Step, teacher: Segmenter) -> Iterator[tuple[
 
 
 def load_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
-    """The model as it stood after a step, and what else its checkpoint holds."""
+    """Return the model as it stood after a step, and what else its checkpoint holds."""
     path = run.folder.step_checkpoint(step.index)
     model, state = checkpoint.load_segmenter(path, run.ranks.device, run.sync_group)
     identity.check_model(path, state, run.config.model.architecture, step, run.dataset.class_names)
@@ -309,17 +313,20 @@ def save_step(run: Run, step: Step, model: Segmenter, method: Method, costs: dic
 
 
 def load_method_state(method: Method, states: dict, step: Step) -> None:
-    """Hand a method what the step before left for it. One that kept nothing may start from everybody's model."""
+    """Hand a method what the step before left for it.
+
+    One that kept nothing may start from everybody's model.
+    """
     if method.name in states:
         try:
             method.load_state_dict(states[method.name])
         except (ValueError, KeyError, TypeError, AttributeError, RuntimeError) as error:
             raise checkpoint.CheckpointError(
-                f"method {method.name!r} refuses what step {step.index - 1} left for it ({type(error).__name__}: {error}); "
-                "its load_state_dict must take what its state_dict gives"
+                f"method {method.name!r} refuses what step {step.index - 1} left for it "
+                f"({type(error).__name__}: {error}); its load_state_dict must take what its state_dict gives"
             ) from error
     elif method.state_dict():
         raise checkpoint.CheckpointError(
-            f"step {step.index - 1} left no statistics of {method.name!r} (only of: {', '.join(states) or 'no method'}); "
-            f"train that step with method.name={method.name}"
+            f"step {step.index - 1} left no statistics of {method.name!r} (only of: "
+            f"{', '.join(states) or 'no method'}); train that step with method.name={method.name}"
         )

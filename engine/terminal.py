@@ -17,7 +17,9 @@ STOPPED_BY_SIGNAL = 75  # everything is saved, and the same command resumes
 
 
 def command(main: Callable[..., int]) -> Callable[..., int]:
-    """The main function of a program, which tells of a mistake that its user can mend and exits with 2."""
+    """Return the main function of a program, which tells of a mistake that its
+    user can mend and exits with 2.
+    """
 
     @wraps(main)
     def guarded(*arguments: Any, **options: Any) -> int:
@@ -32,7 +34,9 @@ def command(main: Callable[..., int]) -> Callable[..., int]:
 
 
 def exit_with(main: Callable[[list[str]], int]) -> NoReturn:
-    """Exit with the code of `main`; without a traceback where nobody reads its output any more, as in `... | head`."""
+    """Exit with the code of `main`; without a traceback where nobody reads its output any more,
+    as in `... | head`.
+    """
     try:
         try:
             sys.exit(main(sys.argv[1:]))

@@ -66,7 +66,9 @@ class Watch:
                 raise StoppedBySignal(f"stopped at {where}: the same command resumes from here")
 
     def _requests(self, iteration: int) -> tuple[bool, bool]:
-        """Whether to stop, and whether a checkpoint is overdue: the same answer on all ranks, who meet only now and then."""
+        """Return whether to stop, and whether a checkpoint is overdue: the same answer on all ranks,
+        who meet only now and then.
+        """
         ranks, now = self.run.ranks, time.monotonic()
         if iteration == self.last or (ranks.group is not None and iteration < self.meeting):
             return False, False
@@ -79,7 +81,7 @@ class Watch:
         return bool(stop), bool(save)
 
     def seconds_spent(self) -> float:
-        """On the step so far, without what was measured."""
+        """Return the seconds spent on the step so far, without what was measured."""
         return self.seconds + time.monotonic() - self.started
 
     def _measure(self, iteration: int) -> None:
@@ -138,12 +140,16 @@ class Watch:
 
 
 def not_to_be_saved(run: Run, state: Mapping[str, Any], when: str) -> NonFiniteWeights | None:
-    """The error if something in the state is not finite. The losses need not show it: they come from before the update."""
+    """Return the error if something in the state is not finite.
+
+    The losses need not show it: they come from before the update.
+    """
     broken = find_not_finite(state)
     if broken is None:
         return None
     return NonFiniteWeights(
-        f"the weights are not finite {when} ({broken}), and are not saved\n  the last good state is kept in {run.folder.path}"
+        f"the weights are not finite {when} ({broken}), and are not saved\n"
+        f"  the last good state is kept in {run.folder.path}"
     )
 
 

@@ -1,4 +1,7 @@
-"""Methods, phases, update rules and averages. A new one is one new file in this folder, in phases/, updates/ or averages/."""
+"""Methods, phases, update rules and averages.
+
+A new one is one new file in this folder, in phases/, updates/ or averages/.
+"""
 
 from methods.averages.none import AVERAGES, Average, make_average
 from methods.base import (

@@ -1,10 +1,11 @@
 """What a method is.
 
-A method says what the terms of the objective are, a phase says with which two numbers they are weighed, and the optimizer
-knows neither:
+A method says what the terms of the objective are, a phase says with which two numbers they are weighed, and
+the optimizer knows neither:
 
     weights = phase(iteration, total)
-    loss = weights.learn * method.segmentation_loss(...) + weights.keep * sum(method.retention_losses(...).values())
+    loss = weights.learn * method.segmentation_loss(...)
+    loss += weights.keep * sum(method.retention_losses(...).values())
 
 So every method runs under every phase, resuming needs no phase state, and all ranks agree.
 """
@@ -27,13 +28,14 @@ LOSSES = {"plain": losses, "fused": fused}  # the same functions twice
 
 
 def register(name: str) -> Callable[[MethodClass], MethodClass]:
-    """Class decorator: make a method selectable as `method.name=<name>`."""
+    """Return class decorator: make a method selectable as `method.name=<name>`."""
 
     def add(cls: MethodClass) -> MethodClass:
         wants = [hook for hook in TEACHER_HOOKS if getattr(cls, hook) is not getattr(Method, hook)]
         if wants and not cls.needs_teacher:
             raise ValueError(
-                f"{cls.__name__} has {wants[0]}, which is never called without a teacher: set needs_teacher = True"
+                f"{cls.__name__} has {wants[0]}, which is never called without a teacher: set needs_teacher "
+                "= True"
             )
         cls.name = name
         return METHODS.register(name)(cls)
@@ -46,7 +48,7 @@ class Output(Protocol):
 
     @property
     def logits(self) -> Tensor:
-        """B x C x H x W, at the resolution of the images."""
+        """The scores of all classes, B x C x H x W, at the resolution of the images."""
 
     @property
     def features(self) -> Tensor:
@@ -54,28 +56,35 @@ class Output(Protocol):
 
     @property
     def stages(self) -> tuple[Tensor, ...]:
-        """With `needs_stages`: each stage of the backbone before its activation, the head, the logits before upsampling."""
+        """With `needs_stages`: each stage of the backbone before its activation, the head,
+        the logits before upsampling.
+        """
 
 
 @dataclass(frozen=True)
 class Weights:
-    """How one iteration weighs the objective: `learn` * l_seg + `keep` * R. A negative weight ascends its term."""
+    """How one iteration weighs the objective: `learn` * l_seg + `keep` * R.
+
+    A negative weight ascends its term.
+    """
 
     learn: float
     keep: float
 
 
 class Method:
-    """Cross-entropy on what the step labels and nothing against forgetting; a method overrides only what it changes.
+    """Cross-entropy on what the step labels and nothing against forgetting;
+    a method overrides only what it changes.
 
-    None of them asks which step it is in: at step 0 there is no teacher and no importance, and the background is the
-    only old class.
+    None of them asks which step it is in: at step 0 there is no teacher and no importance, and the background
+    is the only old class.
     """
 
     name: str
     needs_teacher = False
     needs_stages = False  # the outputs' `stages`: what the parts of the network give
-    # How the images of `method.memory` come back: "half" of every batch, "concatenated" with those of the step, None: not.
+    # How the images of `method.memory` come back: "half" of every batch, "concatenated" with those of the
+    # step, None: not.
     memory: Literal["half", "concatenated"] | None = None
     # Step 0 is trained alike by all methods with plain cross-entropy there, so one model can serve them all.
     shares_first_step = True
@@ -89,7 +98,9 @@ class Method:
 
     @classmethod
     def conflicts(cls, config: Any) -> Conflicts:
-        """What of the config the method cannot work with: pairs of a key and what is wrong with its value."""
+        """Yield what of the config the method cannot work with:
+        pairs of a key and what is wrong with its value.
+        """
         return iter(())
 
     def begin_step(self, model: nn.Module, step: Step) -> None:
@@ -104,33 +115,40 @@ class Method:
         return type(self).survey is not Method.survey
 
     def survey(self, images: Iterable[tuple[Tensor, Output]]) -> None:
-        """Called before the first iteration of a step from step 1 on, if overridden: one epoch of (labels, teacher's output).
+        """Called before the first iteration of a step from step 1 on, if overridden: one epoch of
+        (labels, teacher's output).
 
-        What it finds belongs into `state_dict`: a resumed step does not look again. Under several ranks each sees its own
-        images.
+        What it finds belongs into `state_dict`: a resumed step does not look again. Under several ranks each
+        sees its own images.
         """
 
     def targets(self, labels: Tensor, teacher: Output) -> Tensor:
-        """The labels that l_seg is given, from step 1 on if `needs_teacher`: a method may rewrite them."""
+        """Return the labels that l_seg is given, from step 1 on if `needs_teacher`:
+        a method may rewrite them.
+        """
         return labels
 
     def segmentation_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """l_seg: the term that a phase flips."""
+        """Return l_seg, the term that a phase flips."""
         return self.losses.cross_entropy(logits, labels, self.mean_over)
 
     def memory_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """l_seg on the images of a batch that come from the memory; if it is not overridden, they are images as any other.
+        """l_seg on the images of a batch that come from the memory; if it is not overridden,
+        they are images as any other.
 
         Their labels are those of the step that saw them: its new classes, and background for all else.
         """
         return self.segmentation_loss(logits, labels)
 
     def retention_losses(self, student: Output, teacher: Output) -> dict[str, Tensor]:
-        """R as named terms, flipped by phase.flip=all alone. Called from step 1 on, with the outputs of both models, if `needs_teacher`."""
+        """Return R as named terms, which only phase.flip=all flips.
+
+        Called from step 1 on, with the outputs of both models, if `needs_teacher`.
+        """
         return {}
 
     def after_backward(self, model: nn.Module, weights: Weights, learning_rate: float) -> dict[str, Tensor]:
-        """Terms in parameter space: add their gradient to `p.grad` and return their values by name.
+        """Add the gradient of terms in parameter space to `p.grad`, and return their values by name.
 
         `learning_rate` is that of the update that follows.
         """
@@ -140,7 +158,7 @@ class Method:
         """Called once after the last iteration of a step."""
 
     def state_dict(self) -> dict[str, Any]:
-        """What a resumed step or the next one needs: tensors, numbers, text and dicts of them."""
+        """Return what a resumed step or the next one needs: tensors, numbers, text and dicts of them."""
         return {}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -148,13 +166,17 @@ class Method:
             raise ValueError(f"method {self.name!r} keeps no state, but the checkpoint holds {sorted(state)}")
 
     def handover(self) -> dict[str, dict[str, Any]]:
-        """What a finished step leaves to the next one, by the name of the method it is for: finite, or nothing is saved."""
+        """Return what a finished step leaves to the next one, by the name of the method it is for: finite,
+        or nothing is saved.
+        """
         state = self.state_dict()
         return {self.name: state} if state else {}
 
 
 class WithObservers(Method):
-    """A method in whose step 0 others watch: each gathers its own statistics in the same pass and changes nothing."""
+    """A method in whose step 0 others watch: each gathers its own statistics in
+    the same pass and changes nothing.
+    """
 
     def __init__(self, method: Method, observers: Sequence[Method]):
         self.name, self.method, self.observers = method.name, method, observers

@@ -1,7 +1,7 @@
 """EWC, Elastic Weight Consolidation (Kirkpatrick et al. 2017), online as in MiB's comparison.
 
-The diagonal Fisher information is a moving average of squared gradients, F <- a g^2 + (1 - a) F with a = 0.9, starting at
-one and carried over from step to step.
+The diagonal Fisher information is a moving average of squared gradients, F <- a g^2 + (1 - a) F with a = 0.9,
+starting at one and carried over from step to step.
 """
 
 from configs.registry import Probability, Settings

@@ -1,6 +1,8 @@
-"""ILT, Incremental Learning Techniques (Michieli and Zanuttigh 2019): distil the output and the backbone's features.
+"""ILT, Incremental Learning Techniques (Michieli and Zanuttigh 2019):
+distil the output and the backbone's features.
 
-Both terms have weight 100 in MiB's experiments; `feature_ratio` is the weight of the second relative to the first.
+Both terms have weight 100 in MiB's experiments; `feature_ratio` is the weight of the second relative to the
+first.
 """
 
 from torch import Tensor

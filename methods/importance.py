@@ -1,14 +1,16 @@
-"""What EWC, PI and RW share: a quadratic pull towards the old parameters, weighed by how much each one mattered.
+"""What EWC, PI and RW share: a quadratic pull towards the old parameters,
+weighed by how much each one mattered.
 
     R = sum_i omega_i (theta_i - anchor_i)^2        over the parameters of the old model
 
-`omega` is a statistic gathered while the old classes were learned, min-max normalised per tensor. The gradient of R is
-added in closed form after the data terms' backward pass: the observers read clean data gradients, no second graph is
-built, and the hooks of DistributedDataParallel fire once.
+`omega` is a statistic gathered while the old classes were learned, min-max normalised per tensor. The
+gradient of R is added in closed form after the data terms' backward pass: the observers read clean data
+gradients, no second graph is built, and the hooks of DistributedDataParallel fire once.
 
-No pull is stronger than the one whose update ends on the anchor, 2 lambda omega = 1 / learning rate. Beyond 1.36 / learning rate (momentum 0.9,
-Nesterov) the weights with the largest omega would swing about their anchor ever further. The published recipe stays below:
-2 * 500 * 1 = 1 / 0.001. A recipe with a higher learning rate does not.
+No pull is stronger than the one whose update ends on the anchor, 2 lambda omega = 1 / learning rate. Beyond
+1.36 / learning rate (momentum 0.9, Nesterov) the weights with the largest omega would swing about their
+anchor ever further. The published recipe stays below: 2 * 500 * 1 = 1 / 0.001. A recipe with a higher
+learning rate does not.
 """
 
 import math
@@ -24,7 +26,9 @@ Tensors = dict[str, Tensor]
 
 
 class ImportanceMethod(Method):
-    """A subclass names its `statistics` (dicts of tensors by parameter name) and says how they are observed and used."""
+    """A subclass names its `statistics` (dicts of tensors by parameter name)
+    and says how they are observed and used.
+    """
 
     statistics: tuple[str, ...] = ()
     largest = 1.0  # that omega can be
@@ -96,8 +100,8 @@ class ImportanceMethod(Method):
         expected = {"omega", "anchor", *self.statistics}
         if set(state) != expected:
             raise ValueError(
-                f"method {self.name!r} needs the statistics {sorted(expected)}, the checkpoint holds {sorted(state)}: "
-                "start from a step that was trained with this method"
+                f"method {self.name!r} needs the statistics {sorted(expected)}, the checkpoint holds "
+                f"{sorted(state)}: start from a step that was trained with this method"
             )
         for name, value in state.items():
             setattr(self, name, value)
@@ -122,14 +126,16 @@ def min_max(tensors: Tensors) -> Tensors:
 
 
 def extend(statistic: Tensors, parameters: Tensors, value: float) -> None:
-    """Start parameters the statistic does not know yet (all at step 0, the new classifier later) at `value`."""
+    """Start parameters the statistic does not know yet (all at step 0, the new classifier later)
+    at `value`.
+    """
     for name, p in parameters.items():
         if name not in statistic:
             statistic[name] = torch.full_like(p, value, requires_grad=False)
 
 
 def aligned(tensors: Tensors, like: Tensors) -> list[Tensor]:
-    """The tensors in the order of `like`, for the foreach kernels."""
+    """Return the tensors in the order of `like`, for the foreach kernels."""
     return [tensors[name] for name in like]
 
 

@@ -1,6 +1,7 @@
 """LwF, Learning without Forgetting (Li and Hoiem 2016), as MiB's authors carried it to segmentation.
 
-R is the cross-entropy between the teacher's and the student's softmax over the *old* classes, divided by their number.
+R is the cross-entropy between the teacher's and the student's softmax over the *old* classes, divided by
+their number.
 """
 
 from torch import Tensor

@@ -1,7 +1,7 @@
 """LwF-MC, the multi-class LwF of iCaRL (Rebuffi et al. 2017) without its exemplars.
 
-One sigmoid per class instead of a softmax, in step 0 too; R is the binary cross-entropy to the teacher's sigmoids, summed
-over the old classes. Its step 0 therefore cannot be shared with the softmax methods.
+One sigmoid per class instead of a softmax, in step 0 too; R is the binary cross-entropy to the teacher's
+sigmoids, summed over the old classes. Its step 0 therefore cannot be shared with the softmax methods.
 """
 
 from torch import Tensor

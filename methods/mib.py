@@ -1,8 +1,8 @@
 """MiB, Modeling the Background (Cermelli et al. 2020): the method AlterSGD builds on.
 
-The background of a step hides old classes, and the teacher's background hides the step's new ones. Both losses say so
-(Eq. 5 and 8), and the new classifier starts from the background's, so that the first prediction of a new class is what the
-teacher called background (Eq. 10). Published strength: 10, but 100 on VOC 15-1.
+The background of a step hides old classes, and the teacher's background hides the step's new ones. Both
+losses say so (Eq. 5 and 8), and the new classifier starts from the background's, so that the first prediction
+of a new class is what the teacher called background (Eq. 10). Published strength: 10, but 100 on VOC 15-1.
 """
 
 from typing import Any

@@ -1,8 +1,10 @@
-"""MiB-AugM: MiB with a memory of old images, which make half of every batch. Needs method.memory; published: 100 images, lambda 10.
+"""MiB-AugM: MiB with a memory of old images, which make half of every batch. Needs method.memory; published:
+100 images, lambda 10.
 
-On images of the step l_seg is MiB's (Eq. 5). A remembered image is labelled with classes that are old by now, so these count as
-they are, while its background may hide classes that came later: -log p_y for an old class y, -log(p_0 + sum of new p) for the
-background and for new labels, should there be any. Both halves weigh the same, and so they do in the distillation.
+On images of the step l_seg is MiB's (Eq. 5). A remembered image is labelled with classes that are old by now,
+so these count as they are, while its background may hide classes that came later: -log p_y for an old class
+y, -log(p_0 + sum of new p) for the background and for new labels, should there be any. Both halves weigh the
+same, and so they do in the distillation.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """PI, Path Integral or Synaptic Intelligence (Zenke et al. 2017), as in MiB's comparison.
 
-Each parameter is credited with the loss it removed along the path of training: delta += g (theta_before - theta). At the end
-of a step delta / (theta - theta_start)^2, if positive, is added to its score.
+Each parameter is credited with the loss it removed along the path of training: delta += g (theta_before -
+theta). At the end of a step delta / (theta - theta_start)^2, if positive, is added to its score.
 
 As in the reference, g is read where the move ends, not where it began.
 """

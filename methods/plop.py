@@ -1,27 +1,29 @@
 """PLOP (Douillard et al. 2021): the teacher labels the background, and features are held window by window.
 
-    l_seg = nu * -log p_y over pseudo-labels              R = sqrt(C / C_new) / L * sum over L maps of Local POD
+    l_seg = nu * -log p_y over pseudo-labels        R = sqrt(C / C_new) / L * sum over L maps of Local POD
 
-Pseudo-labels: where a label says background, u is the entropy of the teacher's softmax over log C_old, in [0, 1], and c its most
-probable class (the background is one of them). If u < tau_c the label becomes c, else the pixel is left out. tau_c is set once
-before a step, by an epoch of teacher's outputs. nu, for each image, is the share of its old pixels that kept a label.
-Local POD (losses.local_pod) compares the four stages of the backbone, the head and the logits, so L = 6. A new class starts as MiB's.
+Pseudo-labels: where a label says background, u is the entropy of the teacher's softmax over log C_old, in [0,
+1], and c its most probable class (the background is one of them). If u < tau_c the label becomes c, else the
+pixel is left out. tau_c is set once before a step, by an epoch of teacher's outputs. nu, for each image, is
+the share of its old pixels that kept a label. Local POD (losses.local_pod) compares the four stages of the
+backbone, the head and the logits, so L = 6. A new class starts as MiB's.
 
-From the paper: all of this, with tau_c the median of u among the pixels predicted as c.
-As the reference code, which differs from it or says more:
-- The norm of a difference of embeddings is not squared. Stages are read before their activation, logits before upsampling;
-  the scores of new classes are added to the background's. Weights 0.01 and, for the logits, 0.0005. C counts the background.
-- `median=code`: its entropy is also divided by C_old log C, and is then at most 0.022 on the first step of VOC 15-1. With 100
-  bins on [0, 1] that leaves three, and the running sum that looks for the median's bin adds the bins' numbers instead of
-  their pixels. So tau_c is not the median: where most pixels of a class fall into the first bin, it lies between 0.005 and
-  0.01 on that scale, and where no bin holds half of them (and there are 10,000 or more) every pixel passes.
-  `median=paper` takes the median of u itself.
+From the paper: all of this, with tau_c the median of u among the pixels predicted as c. As the reference
+code, which differs from it or says more:
+- The norm of a difference of embeddings is not squared. Stages are read before their activation, logits
+  before upsampling; the scores of new classes are added to the background's. Weights 0.01 and, for the
+  logits, 0.0005. C counts the background.
+- `median=code`: its entropy is also divided by C_old log C, and is then at most 0.022 on the first step of
+  VOC 15-1. With 100 bins on [0, 1] that leaves three, and the running sum that looks for the median's bin
+  adds the bins' numbers instead of their pixels. So tau_c is not the median: where most pixels of a class
+  fall into the first bin, it lies between 0.005 and 0.01 on that scale, and where no bin holds half of them
+  (and there are 10,000 or more) every pixel passes. `median=paper` takes the median of u itself.
 - tau_c is at least `minimum`, on the scale of either; a class that was never predicted gets that.
-Our choices: histograms are summed over ranks, where the code's ranks have thresholds of their own. The median of the paper is
-read from bins that are 1/128 of their value wide. An image without old pixels, all of it new, has nu = 1 and counts in full;
-the code's nu, num / (den + 1e-6), is 0 there and leaves the image out (elsewhere the 1e-6 changes nothing). True old labels,
-of the mode `sequential`, stay. The code ignores void pixels (data.void=ignore); trained as background they get pseudo-labels
-too.
+Our choices: histograms are summed over ranks, where the code's ranks have thresholds of their own. The median
+of the paper is read from bins that are 1/128 of their value wide. An image without old pixels, all of it new,
+has nu = 1 and counts in full; the code's nu, num / (den + 1e-6), is 0 there and leaves the image out
+(elsewhere the 1e-6 changes nothing). True old labels, of the mode `sequential`, stay. The code ignores void
+pixels (data.void=ignore); trained as background they get pseudo-labels too.
 """
 
 import math
@@ -118,14 +120,18 @@ class PLOP(Method):
 
 
 def uncertainty(logits: Tensor) -> tuple[Tensor, Tensor]:
-    """u, the entropy of softmax(logits) over its largest possible value, and the most probable class of each pixel."""
+    """u, the entropy of softmax(logits) over its largest possible value,
+    and the most probable class of each pixel.
+    """
     log_q = logits.log_softmax(dim=1)
     entropy = -(log_q.exp() * log_q).sum(dim=1)
     return (entropy / math.log(logits.shape[1])).clamp(0.0, 1.0), logits.argmax(dim=1)
 
 
 def share_of_sure(labels: Tensor, num_old: int) -> Tensor:
-    """nu of each image: of its pixels that no new class holds, the share that has a label; 1 without such pixels."""
+    """nu of each image: of its pixels that no new class holds, the share that has a label;
+    1 without such pixels.
+    """
     sure = ((labels >= 0) & (labels < num_old)).sum(dim=(1, 2))
     unsure = (labels == UNSURE).sum(dim=(1, 2))
     return torch.where(sure + unsure == 0, 1.0, sure.double() / (sure + unsure).clamp(min=1))
@@ -136,7 +142,7 @@ def code_bin(u: Tensor) -> Tensor:
 
 
 def code_median(counts: Tensor) -> Tensor:
-    """What the reference code takes for the median of each row: see the top of this file."""
+    """Return what the reference code takes for the median of each row: see the top of this file."""
     medians = []
     for row in counts.tolist():
         half, before, median = sum(row) / 2, 0, 0.0
@@ -157,7 +163,7 @@ def paper_bin(u: Tensor) -> Tensor:
 
 
 def paper_median(counts: Tensor) -> Tensor:
-    """The median of each row, taken evenly spread within its bin; 0 for an empty row."""
+    """Return the median of each row, taken evenly spread within its bin; 0 for an empty row."""
     below = counts.cumsum(dim=1).double()
     half = below[:, -1:] / 2
     place = torch.searchsorted(below, half)

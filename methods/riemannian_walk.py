@@ -1,8 +1,8 @@
 """RW, Riemannian Walk (Chaudhry et al. 2018), as in MiB's comparison: EWC's Fisher plus a path score.
 
 Every tenth iteration the loss removed since the last look is divided by the distance in the Fisher metric:
-score += g (theta_before - theta) / (0.5 F (theta - theta_before)^2 + 1e-8). At the end of a step its positive part is averaged half
-and half with the old score, and omega = min_max(F) + min_max(score).
+score += g (theta_before - theta) / (0.5 F (theta - theta_before)^2 + 1e-8). At the end of a step its positive
+part is averaged half and half with the old score, and omega = min_max(F) + min_max(score).
 """
 
 import torch

@@ -7,11 +7,16 @@ from torch import Tensor
 from data.protocols import IGNORE_INDEX
 
 CHUNK = 2**18  # pixels counted at a time: what stays in a cache
-LANES = 2  # pixels in turn are counted apart: neighbours are mostly alike, and a count waits for the last one of its kind
+# pixels in turn are counted apart: neighbours are mostly alike, and a count waits for the last one of its
+# kind
+LANES = 2
 
 
 class ConfusionMatrix:
-    """Counts on the device; rows are the truth, columns the prediction. Nothing is copied to the host until asked."""
+    """Counts on the device; rows are the truth, columns the prediction.
+
+    Nothing is copied to the host until asked.
+    """
 
     def __init__(self, num_classes: int, device: torch.device | str = "cpu"):
         assert num_classes <= IGNORE_INDEX
@@ -36,7 +41,9 @@ class ConfusionMatrix:
             dist.all_reduce(self.counts)
 
     def iou(self) -> Tensor:
-        """Per class on the CPU, NaN where the class occurs neither in truth nor in prediction."""
+        """Return the IoU of each class on the CPU, NaN where the class occurs
+        neither in truth nor in prediction.
+        """
         counts = self.counts.cpu().double()
         hit = counts.diagonal()
         return hit / (counts.sum(0) + counts.sum(1) - hit)

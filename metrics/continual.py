@@ -1,11 +1,14 @@
 """From IoU per class and step to the metrics continual learners are compared by.
 
-`history[i]` maps class id -> IoU in [0, 1] (None: the class occurred nowhere) after step i, over the classes seen so far.
-Two conventions of mIoU exist in the literature and are never mixed: without background (the paper, MiB: 1-15, 16-20, all of
-20) and with it (PLOP and later: 0-15, 16-20, all of 21). "old" are the classes of step 0, "new" all later ones.
+`history[i]` maps class id -> IoU in [0, 1] (None: the class occurred nowhere) after step i, over the classes
+seen so far. Two conventions of mIoU exist in the literature and are never mixed: without background (the
+paper, MiB: 1-15, 16-20, all of
+20) and with it (PLOP and later: 0-15, 16-20, all of 21). "old" are the classes of step 0, "new" all later
+    ones.
 
-What else is measured after each step is a function with @register("name") in a file of this folder: of `history`, in which a step
-of which nothing is known is empty, and of the protocol's steps. It gives a share, which tables show in percent, or None.
+What else is measured after each step is a function with @register("name") in a file of this folder: of
+`history`, in which a step of which nothing is known is empty, and of the protocol's steps. It gives a share,
+which tables show in percent, or None.
 """
 
 import math
@@ -21,7 +24,7 @@ register = METRICS.register
 
 
 def measure(history: Sequence[IoU], steps: Sequence[Step]) -> dict[str, float | None]:
-    """Every registered metric after the last step of `history`; None where it is not known."""
+    """Return every registered metric after the last step of `history`; None where it is not known."""
     values = {name: metric(history, steps) for name, metric in METRICS.items()}
     return {
         name: None if value is None or not math.isfinite(value) else float(value)
@@ -43,7 +46,10 @@ def miou(iou: IoU, first_step: Step, with_background: bool) -> dict[str, float |
 
 
 def forgetting(history: Sequence[IoU]) -> IoU:
-    """Per class: the best IoU it had after an earlier step minus the IoU it has now. Classes just learned have none."""
+    """Return for each class the best IoU it had after an earlier step minus the IoU it has now.
+
+    Classes that were just learned have none.
+    """
     now, earlier = history[-1], history[:-1]
     lost: IoU = {}
     for c, value in now.items():
@@ -54,7 +60,9 @@ def forgetting(history: Sequence[IoU]) -> IoU:
 
 
 def backward_transfer(history: Sequence[IoU]) -> float | None:
-    """Mean over the earlier steps' foreground classes of (IoU now - IoU right after the class was learned)."""
+    """Return the mean over the earlier steps' foreground classes of (IoU now -
+    IoU right after the class was learned).
+    """
     now, changes = history[-1], []
     for c, value in now.items():
         learned = next(i for i, h in enumerate(history) if c in h)
@@ -65,7 +73,10 @@ def backward_transfer(history: Sequence[IoU]) -> float | None:
 
 
 def summary(history: Sequence[IoU], steps: Sequence[Step]) -> dict:
-    """Everything said about the newest step. `average` is the mean over steps of mIoU over all classes seen."""
+    """Return everything that is said about the newest step.
+
+    `average` is the mean over steps of mIoU over all classes seen.
+    """
     lost = forgetting(history)
     return summary_of_one(history[-1], steps) | {
         "forgetting": lost,
@@ -79,7 +90,7 @@ def summary(history: Sequence[IoU], steps: Sequence[Step]) -> dict:
 
 
 def summary_of_one(now: IoU, steps: Sequence[Step]) -> dict:
-    """What can be said about a step alone, where the IoU after earlier steps are not known."""
+    """Return what can be said about a step alone, where the IoU after earlier steps are not known."""
     return {
         "miou": miou(now, steps[0], with_background=False),
         "miou_with_background": miou(now, steps[0], with_background=True),
@@ -91,7 +102,9 @@ def summary_of_one(now: IoU, steps: Sequence[Step]) -> dict:
 
 
 def group_names(steps: Sequence[Step]) -> dict[str, str]:
-    """How the paper writes the groups: {"old": "1-15", "new": "16-20"}; own class orders fall back to the words."""
+    """Return how the paper writes the groups: {"old": "1-15", "new": "16-20"};
+    own class orders fall back to the words.
+    """
     groups = {"old": steps[0].new, "new": tuple(c for step in steps[1:] for c in step.new)}
     names = {}
     for name, classes in groups.items():

@@ -1,8 +1,9 @@
-"""How flat a loss is where a model stands: gradient norm, curvature and sharpness. `python -m scripts.flatness` reports them.
+"""How flat a loss is where a model stands: gradient norm, curvature and sharpness. `python -m
+scripts.flatness` reports them.
 
-Every measure takes a scalar `loss(batch)`, the `batches` over which it is averaged, all of the same weight, and the
-`parameters` it is a function of. Vectors over all parameters are flat, in the order of the parameters. Curvature needs a loss
-that can be differentiated twice: the norm `abn` and the plain losses.
+Every measure takes a scalar `loss(batch)`, the `batches` over which it is averaged, all of the same weight,
+and the `parameters` it is a function of. Vectors over all parameters are flat, in the order of the
+parameters. Curvature needs a loss that can be differentiated twice: the norm `abn` and the plain losses.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -33,7 +34,9 @@ def restored(tensors: Sequence[Tensor]) -> Iterator[list[Tensor]]:
 
 @contextmanager
 def norm_mode(model: nn.Module, mode: str) -> Iterator[None]:
-    """Norms use their running statistics ("eval") or those of each batch ("train"); the running ones stay what they were."""
+    """Norms use their running statistics ("eval") or those of each batch ("train");
+    the running ones stay what they were.
+    """
     if mode not in ("eval", "train"):
         raise ValueError(f"the norm mode is 'eval' or 'train', not {mode!r}")
     was_training = model.training
@@ -46,13 +49,15 @@ def norm_mode(model: nn.Module, mode: str) -> Iterator[None]:
 
 
 def mean_loss(loss: Loss, batches: Sequence) -> Tensor:
-    """The loss over all batches, in double precision; a loss of several values gives the mean of each."""
+    """Return the loss over all batches, in double precision;
+    a loss of several values gives the mean of each.
+    """
     with torch.no_grad():
         return torch.stack([loss(batch).double() for batch in batches]).mean(dim=0)
 
 
 def gradients(loss: Loss, batches: Sequence, parameters: Sequence[Tensor]) -> Iterator[Tensor]:
-    """The flat gradient on each batch."""
+    """Yield the flat gradient on each batch."""
     for batch in batches:
         yield flatten(torch.autograd.grad(loss(batch), parameters, materialize_grads=True))
 
@@ -60,7 +65,8 @@ def gradients(loss: Loss, batches: Sequence, parameters: Sequence[Tensor]) -> It
 def gradient_norms(loss: Loss, batches: Sequence, parameters: Sequence[Tensor]) -> tuple[float, float]:
     """||mean_B g_B||^2, of the loss over all batches, and mean_B ||g_B||^2, of a single batch.
 
-    A pair of Theorem 1 on one batch moves against the gradient of that batch's ||g_B||^2: on average, of the second.
+    A pair of Theorem 1 on one batch moves against the gradient of that batch's ||g_B||^2: on average, of the
+    second.
     """
     total, squares = torch.zeros(()), 0.0
     for gradient in gradients(loss, batches, parameters):
@@ -103,11 +109,12 @@ def top_eigenvalues(
     tolerance: float = 1e-3,
     restarts: int = 30,
 ) -> list[float]:
-    """The `count` largest eigenvalues of the Hessian, in descending order; fewer where not all of them converged.
+    """Return the `count` largest eigenvalues of the Hessian, in descending order;
+    fewer where not all of them converged.
 
-    By ARPACK's Lanczos (scipy's eigsh) rather than a recurrence of our own: it reorthogonalises fully, stops by the
-    residual (at `tolerance` times the eigenvalue) and, restarting, keeps max(20, 2 count + 1) vectors however many
-    products it takes.
+    By ARPACK's Lanczos (scipy's eigsh) rather than a recurrence of our own: it reorthogonalises fully, stops
+    by the residual (at `tolerance` times the eigenvalue) and, restarting, keeps max(20, 2 count + 1) vectors
+    however many products it takes.
     """
     like, generator = flatten(parameters), torch.Generator().manual_seed(seed)
     start = torch.randn(len(like), generator=generator, dtype=like.dtype)
@@ -157,8 +164,8 @@ def sharpness(
 
         100 (max_y L(theta + y) - L(theta)) / (1 + L(theta))    over the box |y_i| <= epsilon (|theta_i| + 1)
 
-    The maximum is searched by `steps` steps along the sign of the gradient, each of 2 / steps of the box and kept inside
-    it, where the original uses L-BFGS-B: what is found is a lower bound.
+    The maximum is searched by `steps` steps along the sign of the gradient, each of 2 / steps of the box and
+    kept inside it, where the original uses L-BFGS-B: what is found is a lower bound.
     """
     at_rest = highest = mean_loss(loss, batches).item()
     with restored(parameters) as centre:

@@ -1,4 +1,6 @@
-"""Notice the first loss that is not finite without waiting for the device in every iteration, and weights before they are saved."""
+"""Notice the first loss that is not finite without waiting for the device in every iteration,
+and weights before they are saved.
+"""
 
 from collections.abc import Mapping
 from typing import Any
@@ -19,11 +21,15 @@ class NonFiniteLoss(UserError, ArithmeticError):
 
 
 class NonFiniteWeights(UserError, ArithmeticError):
-    """The losses of an iteration come from before its update, so that they may be finite where the weights are not."""
+    """The losses of an iteration come from before its update,
+    so that they may be finite where the weights are not.
+    """
 
 
 def find_not_finite(state: Any, name: str = "") -> str | None:
-    """The dotted name of the first tensor in a nested state that holds NaN or infinity; None if there is none."""
+    """Return the dotted name of the first tensor in a nested state that holds NaN or infinity;
+    None if there is none.
+    """
     if isinstance(state, Tensor):
         return None if state.isfinite().all() else name
     parts = (

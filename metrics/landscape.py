@@ -1,5 +1,5 @@
-"""The loss along lines and over planes in the space of the parameters. The loss is as in metrics/flatness.py, but may have
-several values: the result then has a column for each.
+"""The loss along lines and over planes in the space of the parameters. The loss is as in metrics/flatness.py,
+but may have several values: the result then has a column for each.
 """
 
 from collections.abc import Sequence
@@ -12,9 +12,11 @@ from metrics.flatness import Loss, mean_loss, restored
 
 
 def filter_normalised_direction(parameters: Sequence[Tensor], seed: int = 0) -> list[Tensor]:
-    """A Gaussian direction in which every filter is as long as that of the weights (Li et al. 2018, section 4).
+    """Return a Gaussian direction in which every filter is as long as that of the
+    weights (Li et al. 2018, section 4).
 
-    A filter is the part of a weight that makes one output channel. Biases and the scales of norms stay where they are.
+    A filter is the part of a weight that makes one output channel. Biases and the scales of norms stay where
+    they are.
     """
     generator = torch.Generator().manual_seed(seed)
     direction = []
@@ -54,7 +56,9 @@ def loss_between(
     end: Sequence[Tensor],
     places: Sequence[float],
 ) -> Tensor:
-    """The loss with `tensors` at (1 - t) start + t end for each t of `places`; t = 0 and t = 1 are exact."""
+    """Return the loss with `tensors` at (1 - t) start + t end for each t of `places`;
+    t = 0 and t = 1 are exact.
+    """
     values = []
     with restored(tensors), torch.no_grad():
         for t in tqdm(places, "line", unit="place", leave=False, disable=None):
@@ -65,6 +69,8 @@ def loss_between(
 
 
 def barrier(losses: Sequence[float], places: Sequence[float]) -> float:
-    """max_t [ L(t) - (1 - t) L(0) - t L(1) ]: how far the line rises above the straight one between its ends."""
+    """max_t [ L(t) - (1 - t) L(0) - t L(1) ]: how far the line rises above the
+    straight one between its ends.
+    """
     first, last = losses[0], losses[-1]
     return max(value - (1 - t) * first - t * last for value, t in zip(losses, places, strict=True))

@@ -1,4 +1,6 @@
-"""What a backbone is: the part of the network that turns images into features, built by a registered function."""
+"""What a backbone is: the part of the network that turns images into features,
+built by a registered function.
+"""
 
 from collections.abc import Iterator
 from typing import Protocol
@@ -15,7 +17,7 @@ class Backbone(Protocol):
     out_channels: int  # of the last stage
 
     def stages(self, x: Tensor) -> Iterator[Tensor]:
-        """What each stage gives, in order; the last is what the head is given, at the output stride."""
+        """Yield what each stage gives, in order; the last is what the head is given, at the output stride."""
 
     def before_activation(self, stage: Tensor) -> Tensor:
         """What a stage gives, without the activation it ends with: some methods compare that."""
@@ -23,7 +25,7 @@ class Backbone(Protocol):
 
 class MakeBackbone(Protocol):
     def __call__(self, *, output_stride: int, norm: NormFactory) -> nn.Module:
-        """A new backbone whose features are `output_stride` times smaller than the images."""
+        """Return a new backbone whose features are `output_stride` times smaller than the images."""
 
 
 BACKBONES: Registry[MakeBackbone] = Registry("model.body", "models")

@@ -1,4 +1,6 @@
-"""The DeepLab-v3 head of the MiB family: parallel dilated convolutions plus an image-level branch that is added."""
+"""The DeepLab-v3 head of the MiB family: parallel dilated convolutions plus an
+image-level branch that is added.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +16,9 @@ from models.norm import LEAKY_SLOPE, NormFactory
 class DeepLabV3(nn.Module):
     """in_channels -> out_channels at the same resolution.
 
-    Training pools the whole map. In eval the pooling is an average over a window of `pooling_size` places around each
-    place (borders replicated), so that larger images are seen as training saw its crops; None pools globally there
-    too. A window as large as the map is global pooling.
+    Training pools the whole map. In eval the pooling is an average over a window of `pooling_size` places
+    around each place (borders replicated), so that larger images are seen as training saw its crops; None
+    pools globally there too. A window as large as the map is global pooling.
     """
 
     def __init__(

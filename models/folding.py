@@ -1,4 +1,6 @@
-"""A network in eval mode with its norms folded into the convolutions before them: the same outputs to rounding, in less time."""
+"""A network in eval mode with its norms folded into the convolutions before them:
+the same outputs to rounding, in less time.
+"""
 
 from __future__ import annotations
 
@@ -33,9 +35,11 @@ def fold_norms(network: nn.Module) -> None:
 
 
 def _norms_after_convs(module: Any) -> Iterator[tuple[list[nn.Conv2d], str]]:
-    """The convolutions whose outputs, side by side or added up, a norm is given; and the name of the norm.
+    """Yield the convolutions whose outputs, side by side or added up, a norm is given;
+    and the name of the norm.
 
-    Only of modules of which we know in which order they call their parts. What other backbones do is left as it is.
+    Only of modules of which we know in which order they call their parts. What other backbones do is left as
+    it is.
     """
     children = dict(module.named_children())
     pairs: list[tuple[str, str]] = []
@@ -53,7 +57,7 @@ def _norms_after_convs(module: Any) -> Iterator[tuple[list[nn.Conv2d], str]]:
 
 
 def _is_ours(norm: nn.Module) -> bool:
-    """Whether it scales by |weight| + eps: the norms of torch do not."""
+    """Return whether it scales by |weight| + eps: the norms of torch do not."""
     return hasattr(norm, "running_mean") and getattr(norm, "activation", None) in ACTIVATIONS
 
 

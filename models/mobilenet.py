@@ -22,8 +22,8 @@ STAGE_ENDS = (
 class MobileNetV2(nn.Module):
     """torchvision's `features` (same parameter names) with our norms and dilation instead of stride.
 
-    Left out is the last layer, which widens 320 channels to 1280 for the ImageNet classifier: the dilated convolutions of
-    the head, most of its work, then cost a quarter.
+    Left out is the last layer, which widens 320 channels to 1280 for the ImageNet classifier: the dilated
+    convolutions of the head, most of its work, then cost a quarter.
     """
 
     def __init__(self, *, output_stride: int, norm: NormFactory) -> None:
@@ -40,7 +40,7 @@ class MobileNetV2(nn.Module):
         _dilate(self.features, output_stride)
 
     def stages(self, x: Tensor) -> Iterator[Tensor]:
-        """What the blocks before each change of resolution give, and the last one."""
+        """Yield what the blocks before each change of resolution give, and the last one."""
         for number, block in enumerate(self.features):
             x = block(x)
             if number in STAGE_ENDS:
@@ -56,9 +56,11 @@ class MobileNetV2(nn.Module):
 
 
 class DilatedDepthwise(nn.Conv2d):
-    """A depthwise convolution with dilation d, on a CPU as an ordinary one over the d x d interleaved grids of the image.
+    """A depthwise convolution with dilation d, on a CPU as an ordinary one over the d x d
+    interleaved grids of the image.
 
-    Neither grid sees the others, so the result is the same; and oneDNN has no fast backward pass for the dilated form.
+    Neither grid sees the others, so the result is the same; and oneDNN has no fast backward pass for the
+    dilated form.
     """
 
     def __init__(self, conv: nn.Conv2d, dilation: int) -> None:
@@ -95,7 +97,9 @@ class DilatedDepthwise(nn.Conv2d):
 
 
 def _dilate(features: nn.Module, output_stride: int) -> None:
-    """Removes the strides beyond `output_stride`; the 3x3 convolutions after a removed stride see the same places."""
+    """Removes the strides beyond `output_stride`; the 3x3 convolutions after a
+    removed stride see the same places.
+    """
     reached, dilation = 1, 1
     for block in [module for module in features.modules() if isinstance(module, nn.Sequential)]:
         conv = block[0]

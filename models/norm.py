@@ -1,9 +1,11 @@
-"""Activated batch normalisation: act(batch_norm(x) * (|weight| + eps) + bias), the unit the network is made of.
+"""Activated batch normalisation: act(batch_norm(x) * (|weight| + eps) + bias),
+the unit the network is made of.
 
-Three implementations with the same function and the same state (weight, bias, running_mean, running_var): `abn`, pure
-PyTorch, twice differentiable, on any device; `abn_lean`, the same but keeping only its output for the backward pass, which
-the next layer keeps anyway, and computing its input back from it; `iabn`, the package inplace-abn, which does so in kernels.
-Statistics go over all ranks of an explicit process `group`; without one every rank keeps to its own batch.
+Three implementations with the same function and the same state (weight, bias, running_mean, running_var):
+`abn`, pure PyTorch, twice differentiable, on any device; `abn_lean`, the same but keeping only its output for
+the backward pass, which the next layer keeps anyway, and computing its input back from it; `iabn`, the
+package inplace-abn, which does so in kernels. Statistics go over all ranks of an explicit process `group`;
+without one every rank keeps to its own batch.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ NormFactory = Callable[..., nn.Module]  # (num_features, activation="leaky_relu"
 
 
 def make_norm(kind: str, group: dist.ProcessGroup | None = None) -> NormFactory:
-    """The constructor (num_features, activation) of every norm in a network; `group` synchronises its statistics."""
+    """Return the constructor (num_features, activation) of every norm in a network;
+    `group` synchronises its statistics.
+    """
     if kind not in NORMS:
         raise ValueError(f"unknown norm {kind!r}: model.norm is one of {', '.join(NORMS)}")
     if group is not None and dist.get_world_size(group) == 1:
@@ -50,9 +54,9 @@ def _make_inplace_norm(group: dist.ProcessGroup | None) -> NormFactory:
         import inplace_abn
     except ImportError as error:
         raise ValueError(
-            f"model.norm=iabn needs the package inplace-abn, which cannot be imported ({error}). Install it with "
-            "`SETUPTOOLS_SCM_PRETEND_VERSION=1.1.0 pip install --no-build-isolation inplace-abn==1.1.0`, "
-            "or use model.norm=abn, which computes the same"
+            f"model.norm=iabn needs the package inplace-abn, which cannot be imported ({error}). Install it "
+            "with `SETUPTOOLS_SCM_PRETEND_VERSION=1.1.0 pip install --no-build-isolation "
+            "inplace-abn==1.1.0`, or use model.norm=abn, which computes the same"
         ) from error
     if group is None:
         return partial(_inplace_norm, inplace_abn.InPlaceABN)
@@ -68,7 +72,8 @@ def _inplace_norm(
     kernel: Callable[..., Any], num_features: int, activation: str = "leaky_relu", **options: Any
 ) -> nn.Module:
     norm = kernel(num_features, eps=EPS, activation=activation, activation_param=LEAKY_SLOPE, **options)
-    # The package counts batches and adds the count to what is loaded; without it the states of both norms are one.
+    # The package counts batches and adds the count to what is loaded; without it the states of both norms are
+    # one.
     norm.num_batches_tracked = None
     norm.register_load_state_dict_pre_hook(_drop_batch_count)
     return norm

@@ -20,7 +20,9 @@ class Pointwise(nn.Conv2d):
 
 
 def use_pointwise(network: nn.Module) -> None:
-    """Every 1x1 convolution without stride, padding and groups becomes `Pointwise`, with the same parameters."""
+    """Every 1x1 convolution without stride, padding and groups becomes `Pointwise`,
+    with the same parameters.
+    """
     for module in network.modules():
         if type(module) is not nn.Conv2d or module.groups > 1:
             continue

@@ -1,6 +1,8 @@
-"""Weights from elsewhere -> our names: torchvision's and InPlaceABN's ImageNet backbones, MiB-family step checkpoints.
+"""Weights from elsewhere -> our names: torchvision's and InPlaceABN's ImageNet backbones,
+MiB-family step checkpoints.
 
-A file is only ever read as tensors (`weights_only`), fits completely or is refused, and the report says what was used.
+A file is only ever read as tensors (`weights_only`), fits completely or is refused, and the report says what
+was used.
 """
 
 from __future__ import annotations
@@ -50,7 +52,9 @@ class Report:
 
 
 def load_backbone_weights(segmenter: Segmenter, source: str | Path) -> Report:
-    """Fills the backbone from a file of any known format, or with source "imagenet" from torchvision's download."""
+    """Fills the backbone from a file of any known format, or with source
+    "imagenet" from torchvision's download.
+    """
     path = weights_file(segmenter.backbone_name, source, fetch=True)
     format_name, state, ignored = _backbone_part(path, _read(path))
     _check_fits(path, format_name, state, _shapes(segmenter.body))
@@ -69,8 +73,9 @@ def load_backbone_weights(segmenter: Segmenter, source: str | Path) -> Report:
 def import_mib_checkpoint(path: str | Path, segmenter: Segmenter, *, signed_norms: bool = False) -> Report:
     """Fills backbone, head and classifiers from a step checkpoint of MiB, PLOP or their relatives.
 
-    Classifiers the segmenter does not have yet are added; those it has must be the file's first ones. `signed_norms`: the file
-    was trained with norms that scale by the weight itself, not by |weight| + eps, which nothing in it tells.
+    Classifiers the segmenter does not have yet are added; those it has must be the file's first ones.
+    `signed_norms`: the file was trained with norms that scale by the weight itself, not by |weight| + eps,
+    which nothing in it tells.
     """
     path = Path(path)
     file = _read(path)
@@ -97,11 +102,13 @@ def import_mib_checkpoint(path: str | Path, segmenter: Segmenter, *, signed_norm
     return Report(str(path), "MiB", list(state), ignored, [], note)
 
 
-# ---- reading ----------------------------------------------------------------------------------------------------------
+# ---- reading -----------------------------------------------------------------------------------------------
 
 
 def weights_file(backbone_name: str, source: str | Path, fetch: bool = False) -> Path:
-    """The file that `source` stands for; with `fetch` it is there, downloaded if need be, or WeightsError."""
+    """Return the file that `source` stands for; with `fetch` it is there, downloaded if need be,
+    or WeightsError.
+    """
     path = _imagenet_file(backbone_name, fetch) if str(source) == "imagenet" else Path(source)
     if fetch:
         _check_is_there(path)
@@ -156,7 +163,9 @@ def sha256_of(path: Path) -> str:
 
 
 def _imagenet_file(backbone_name: str, fetch: bool) -> Path:
-    """torchvision's file of this backbone in the cache of torch.hub; `fetch` downloads it when it is not there."""
+    """torchvision's file of this backbone in the cache of torch.hub;
+    `fetch` downloads it when it is not there.
+    """
     from data.vision import torchvision
 
     if backbone_name not in torchvision.models.list_models():
@@ -177,11 +186,13 @@ def _imagenet_file(backbone_name: str, fetch: bool) -> Path:
     return path
 
 
-# ---- names ------------------------------------------------------------------------------------------------------------
+# ---- names -------------------------------------------------------------------------------------------------
 
 
 def _tensors(state: Mapping) -> State:
-    """The tensors under their names without the `module.` of a distributed wrapper; our norms count no batches."""
+    """Return the tensors under their names without the `module.` of a distributed wrapper;
+    our norms count no batches.
+    """
     return {
         name.removeprefix("module."): value
         for name, value in state.items()
@@ -203,8 +214,8 @@ def _backbone_part(path: Path, file: dict) -> tuple[str, State, list[str]]:
         format_name, rename = "MiB", _backbone_name_from_mib
     else:
         raise WeightsError(
-            f"{path}: no known backbone in it (its names: {_some(tensors) or 'none'}); expected are a torchvision "
-            "ResNet or MobileNetV2, an InPlaceABN ResNet, or a step checkpoint of the MiB family"
+            f"{path}: no known backbone in it (its names: {_some(tensors) or 'none'}); expected are a "
+            "torchvision ResNet or MobileNetV2, an InPlaceABN ResNet, or a step checkpoint of the MiB family"
         )
     return format_name, *_rename(tensors, rename)
 
@@ -222,7 +233,7 @@ def _name_from_torchvision(name: str) -> str | None:
 
 
 def _name_from_iabn(name: str) -> str | None:
-    """mod2.block1.convs.conv1.weight -> layer1.0.conv1.weight; None for what is not of the body."""
+    """mod2.block1.convs.conv1.weight -> layer1.0.conv1.weight; None for what is not of the backbone."""
     if match := re.fullmatch(r"mod1\.((?:conv1|bn1)\.\w+)", name):
         return match[1]
     if match := re.fullmatch(r"mod([2-5])\.block(\d+)\.(?:convs\.)?(\w+)\.(\w+)", name):
@@ -245,7 +256,7 @@ def _backbone_name_from_mib(name: str) -> str | None:
 
 
 def _classifier_sizes(path: Path, state: State) -> list[int]:
-    """Classes per step, from classifiers.0.weight, classifiers.1.weight, ..."""
+    """Return classes per step, from classifiers.0.weight, classifiers.1.weight, ..."""
     sizes: list[int] = []
     while (weight := state.get(f"classifiers.{len(sizes)}.weight")) is not None:
         sizes.append(len(weight))
@@ -254,14 +265,15 @@ def _classifier_sizes(path: Path, state: State) -> list[int]:
     return sizes
 
 
-# ---- values -----------------------------------------------------------------------------------------------------------
+# ---- values ------------------------------------------------------------------------------------------------
 
 
 def _without_signs(network: nn.Module, state: State) -> State:
     """Plain batch norms, scaled by w, as ours, scaled by |w| + eps: the same function.
 
-    w (conv(x) - mean) = |w| (-conv(x) + mean) for w < 0, so the filter and the mean change their sign.
-    Only a scale below eps has no exact counterpart and becomes eps; its weight stays above 0, where |w| has a gradient.
+    w (conv(x) - mean) = |w| (-conv(x) + mean) for w < 0, so the filter and the mean change their sign. Only a
+    scale below eps has no exact counterpart and becomes eps; its weight stays above 0, where |w| has a
+    gradient.
     """
     state = dict(state)
     for name, parts in _convolutions_before(network).items():
@@ -292,14 +304,16 @@ def _convolutions_before(network: nn.Module) -> dict[str, list[list[str]]]:
 
 
 def _negative_scales(network: nn.Module, state: State, remedy: str) -> str:
-    """What to say of a MiB file whose norms are taken for InPlaceABN's: nothing, unless that makes a difference."""
+    """Return what to say of a MiB file whose norms are taken for InPlaceABN's: nothing,
+    unless that makes a difference.
+    """
     weights = [state[f"{name}.weight"] for name in _convolutions_before(network)]
     negative = sum(int((weight < 0).sum()) for weight in weights)
     if not negative:
         return ""
     return (
-        f"note: {negative} of its {sum(map(len, weights))} norm weights are negative and taken as |weight| + eps, as InPlaceABN does; "
-        f"a file that was trained with MiB's --norm_act abn needs {remedy}"
+        f"note: {negative} of its {sum(map(len, weights))} norm weights are negative and taken as |weight| + "
+        f"eps, as InPlaceABN does; a file that was trained with MiB's --norm_act abn needs {remedy}"
     )
 
 
@@ -308,7 +322,9 @@ def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
 
 
 def _check_fits(path: Path, format_name: str, state: State, wanted: dict[str, tuple[int, ...]]) -> None:
-    """Every wanted name is there in the wanted shape, and nothing is left over: a deeper network is another one."""
+    """Every wanted name is there in the wanted shape, and nothing is left over:
+    a deeper network is another one.
+    """
     problems = {
         "missing": [name for name in wanted if name not in state],
         "left over": [name for name in state if name not in wanted],

@@ -1,6 +1,8 @@
-"""ResNet backbones with torchvision's parameter names and a chosen output stride (dilation instead of stride).
+"""ResNet backbones with torchvision's parameter names and a chosen output stride
+(dilation instead of stride).
 
-Every norm carries a leaky ReLU, except the last one of a block and the one of the projection: there it follows the sum.
+Every norm carries a leaky ReLU, except the last one of a block and the one of the projection: there it
+follows the sum.
 """
 
 from __future__ import annotations
@@ -115,7 +117,7 @@ class ResNet(nn.Module):
                 nn.init.kaiming_normal_(module.weight, a=LEAKY_SLOPE, mode="fan_out")
 
     def stages(self, x: Tensor) -> Iterator[Tensor]:
-        """What each of the four stages gives."""
+        """Yield what each of the four stages gives."""
         x = self.maxpool(self.bn1(self.conv1(x)))
         for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
             x = stage(x)

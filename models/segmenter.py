@@ -24,20 +24,25 @@ POOLING_PIXELS = 512  # side of the image-pooling window in eval, in input pixel
 
 
 class Output(NamedTuple):
+    """What the network gives for a batch."""
+
     logits: Tensor  # B x C x H x W, at the resolution of the input
     features: Tensor  # what the backbone gives
-    # Where they are asked for: each stage of the backbone before its activation, the head, the logits before upsampling.
+    # Where they are asked for: each stage of the backbone before its activation, the head, the logits before
+    # upsampling.
     stages: tuple[Tensor, ...] = ()
 
 
 class Segmenter(nn.Module):
-    body: Any  # a module that is a Backbone
+    """A backbone, a head, and one classifier per step."""
+
+    body: Any  # the Backbone; step_<i>.pt calls its parameters body.<name>
     classifiers: Any  # a ModuleList of nn.Conv2d
 
-    def __init__(self, body: nn.Module, head: DeepLabV3, backbone_name: str = "") -> None:
+    def __init__(self, backbone: nn.Module, head: DeepLabV3, backbone_name: str = "") -> None:
         super().__init__()
         self.backbone_name = backbone_name
-        self.body = body
+        self.body = backbone
         self.head = head
         self.classifiers = nn.ModuleList()
         self.returns_stages = False
@@ -48,7 +53,9 @@ class Segmenter(nn.Module):
         return sum(classifier.out_channels for classifier in self.classifiers)
 
     def add_classes(self, num: int) -> None:
-        """Appends the classifier of a step; the first one's `num` includes the background, which is its channel 0."""
+        """Append the classifier of a step; the first one's `num` includes the background,
+        which is its channel 0.
+        """
         if num < 1:
             raise ValueError(f"a step adds at least one class, not {num}")
         like = next(self.head.parameters())
@@ -58,7 +65,8 @@ class Segmenter(nn.Module):
 
     @torch.no_grad()
     def init_new_from_background(self) -> None:
-        """MiB's start for new classes: they share the background's probability equally with it, all else is unchanged.
+        """Start new classes as MiB does: they share the background's probability equally with it,
+        all else is unchanged.
 
         w_new = w_bkg, b_new = b_bkg - log(|L| + 1), and b_bkg is lowered by the same amount.
         In the first step the background itself is new and nothing is done.
@@ -71,14 +79,16 @@ class Segmenter(nn.Module):
         new.bias.copy_(first.bias[:1].expand_as(new.bias))
 
     def frozen_copy(self) -> Segmenter:
-        """A copy in eval mode, without gradients and without a process group."""
+        """Return a copy in eval mode, without gradients and without a process group."""
         groups = (getattr(module, "group", None) for module in self.modules())
         # A process group cannot be copied; the memo tells deepcopy to put None in its place.
         copied = copy.deepcopy(self, {id(group): None for group in groups if group is not None})
         return copied.eval().requires_grad_(False)
 
     def teacher(self) -> Segmenter:
-        """A frozen copy that says the same faster; its parameters are others, for its norms are folded."""
+        """Return a frozen copy that says the same faster; its parameters are others,
+        for its norms are folded.
+        """
         teacher = self.frozen_copy()
         fold_norms(teacher)
         return teacher.requires_grad_(False)
@@ -112,25 +122,25 @@ def build_segmenter(
     dilations: Sequence[int] | None = None,
     pooling: int | None = None,
 ) -> Segmenter:
-    """A segmenter without classifiers yet: `add_classes` comes next.
+    """Return a segmenter without classifiers: `add_classes` comes next.
 
-    `dilations` of the head: None takes those of the output stride (6, 12, 18 at 16; twice that at 8). `pooling` is the side of its
-    image-pooling window in eval: None takes POOLING_PIXELS.
+    `dilations` of the head: None takes those of the output stride (6, 12, 18 at 16; twice that at 8).
+    `pooling` is the side of its image-pooling window in eval: None takes POOLING_PIXELS.
     """
     if output_stride not in HEAD_DILATIONS:
         raise ValueError(f"model.output_stride is 8 or 16, not {output_stride!r}")
     make = make_norm(norm, group)
-    network: Any = build_backbone(body, output_stride=output_stride, norm=make)
+    backbone: Any = build_backbone(body, output_stride=output_stride, norm=make)
     head = DeepLabV3(
-        network.out_channels,
+        backbone.out_channels,
         head_channels,
         norm=make,
         dilations=HEAD_DILATIONS[output_stride] if dilations is None else dilations,
         pooling_size=POOLING_PIXELS // output_stride if pooling is None else pooling,
     )
-    use_pointwise(network)
+    use_pointwise(backbone)
     use_pointwise(head)
-    return Segmenter(network, head, body)
+    return Segmenter(backbone, head, body)
 
 
 def rebuild_segmenter(
@@ -139,7 +149,7 @@ def rebuild_segmenter(
     state: Mapping[str, Any],
     group: dist.ProcessGroup | None = None,
 ) -> Segmenter:
-    """A segmenter with the weights of another one: its `state`, and the sizes of its classifiers."""
+    """Return a segmenter with the weights of another one: its `state`, and the sizes of its classifiers."""
     model = build_segmenter(**architecture, group=group)
     for size in classifiers:
         model.add_classes(size)

@@ -1,8 +1,9 @@
 """Batch normalisation over the union of the batches of all ranks, which may differ in size.
 
-One map is kept for the backward pass, the input. On a GPU the function is PyTorch's own, whose kernels do the same; elsewhere
-it is written in eager operations. Both exchange a few sums per channel in each direction. Asked for a graph of the backward
-pass (create_graph), both take the eager formulas, whose exchanges can be differentiated any number of times.
+One map is kept for the backward pass, the input. On a GPU the function is PyTorch's own, whose kernels do the
+same; elsewhere it is written in eager operations. Both exchange a few sums per channel in each direction.
+Asked for a graph of the backward pass (create_graph), both take the eager formulas, whose exchanges can be
+differentiated any number of times.
 """
 
 from __future__ import annotations
@@ -134,7 +135,9 @@ def _per_channel(values: Tensor, x: Tensor) -> Tensor:
 
 
 def all_reduce_sum(x: Tensor, group: dist.ProcessGroup) -> Tensor:
-    """Sum over the ranks of `group`; differentiable any number of times, every rank must take part in each."""
+    """Sum over the ranks of `group`; differentiable any number of times,
+    every rank must take part in each.
+    """
     return _AllReduceSum.apply(x, group)
 
 

@@ -1,4 +1,6 @@
-"""Bilinear enlargement as two matrix products: what F.interpolate computes, deterministic on every device and faster."""
+"""Bilinear enlargement as two matrix products: what F.interpolate computes,
+deterministic on every device and faster.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,9 @@ from torch.utils._pytree import tree_map_only
 
 @lru_cache(maxsize=256)
 def interpolation(length: int, new_length: int, device: torch.device, dtype: torch.dtype) -> Tensor:
-    """The matrix (new_length, length) of F.interpolate(mode="bilinear", align_corners=False) along one side."""
+    """Return the matrix (new_length, length) of F.interpolate(mode="bilinear", align_corners=False)
+    along one side.
+    """
     with (
         torch.inference_mode(False),
         torch.no_grad(),
@@ -27,7 +31,7 @@ def interpolation(length: int, new_length: int, device: torch.device, dtype: tor
 
 
 def interpolations(x: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
-    """The matrices of the rows and of the columns that give maps (..., H, W) another size."""
+    """Return the matrices of the rows and of the columns that give maps (..., H, W) another size."""
     rows, columns = (
         interpolation(*sides, x.device, x.dtype) for sides in zip(x.shape[-2:], size, strict=True)
     )
@@ -35,7 +39,9 @@ def interpolations(x: Tensor, size: tuple[int, int]) -> tuple[Tensor, Tensor]:
 
 
 def enlarge(x: Tensor, size: tuple[int, int]) -> Tensor:
-    """Maps (..., h, w) at another size; equal to bilinear interpolation without antialiasing, smaller sizes too."""
+    """Maps (..., h, w) at another size; equal to bilinear interpolation without antialiasing,
+    smaller sizes too.
+    """
     if x.shape[-2:] == size:
         return x
     rows, columns = interpolations(x, size)
@@ -71,7 +77,7 @@ class Late:
 
 
 def _made(values: Any) -> Any:
-    """The values with their tensors made, however they are nested."""
+    """Return the values with their tensors made, however they are nested."""
     return tree_map_only(Late, lambda late: late.tensor, values)
 
 
@@ -85,7 +91,9 @@ for _name in OPERATORS.split():  # Python looks them up in the class, past __get
 
 
 class Enlarged(Late):
-    """Small maps (B, C, h, w) that stand for maps of another size: losses that can, work on pieces of these."""
+    """Small maps (B, C, h, w) that stand for maps of another size: losses that can,
+    work on pieces of these.
+    """
 
     def __init__(self, small: Tensor, size: tuple[int, int]) -> None:
         self.small = small

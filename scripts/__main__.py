@@ -35,7 +35,7 @@ def main(arguments: list[str]) -> int:
 
 
 def listed(commands: dict[str, str]) -> str:
-    """A line per command, with its name in a column."""
+    """Return a line per command, with its name in a column."""
     return "\n".join(f"  {name:<20} {what}" for name, what in commands.items())
 
 

@@ -1,14 +1,15 @@
-"""What the project says about its speed and memory, measured: every measurement is a ratio within one run, or seconds.
+"""What the project says about its speed and memory, measured: every measurement is a ratio within one run,
+or seconds.
 
-python -m scripts.benchmark                                              # all parts, with the sizes of the paper
+python -m scripts.benchmark                                              # all parts, the paper's sizes
 python -m scripts.benchmark losses labels --quick                        # tiny sizes: does it work?
-python -m scripts.benchmark loading index --fullres DIR --voc192 DIR     # parts that need images (VOC's layout)
-python -m scripts.benchmark memory --json results/benchmark.json         # replaces this part's measurements in the file
-python -m scripts.benchmark updates --json runs/voc-cpu/benchmark.json   # for the related methods in the report of runs/voc-cpu
-python -m scripts.benchmark --show results/benchmark.json                # measures nothing: the file as Markdown
+python -m scripts.benchmark loading index --fullres DIR --voc192 DIR     # parts that need images
+python -m scripts.benchmark memory --json results/benchmark.json         # replaces this part in the file
+python -m scripts.benchmark updates --json runs/voc-cpu/benchmark.json   # for the report of runs/voc-cpu
+python -m scripts.benchmark --show results/benchmark.json                # the file as Markdown
 
-The variants of a comparison take turns (A B C, B C A, ...) after a warm-up. Shown is the median of the repeats and, in
-brackets, their range; the file holds every sample. Leave the machine alone meanwhile.
+The variants of a comparison take turns (A B C, B C A, ...) after a warm-up. Shown is the median of the
+repeats and, in brackets, their range; the file holds every sample. Leave the machine alone meanwhile.
 """
 
 import argparse
@@ -128,7 +129,7 @@ def table(measurements: dict[str, list[Measurement]]) -> str:
 
 
 def markdown(content: dict) -> str:
-    """The table of the documents."""
+    """Return the table of the documents."""
     rows = [
         [
             part,
@@ -149,7 +150,7 @@ def measured(measurement: dict) -> str:
 
 
 def read(path: Path) -> Any:
-    """What the file holds; nothing yet is an empty dict."""
+    """Return what the file holds; nothing yet is an empty dict."""
     if not path.exists():
         return {}
     try:

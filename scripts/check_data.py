@@ -1,9 +1,11 @@
-"""Is a data set complete? Images per list, mask values with their names and shares, missing and broken files, steps.
+"""Is a data set complete? Images per list, mask values with their names and shares, missing and broken files,
+steps.
 
     python -m scripts.check_data /data/VOC2012
     python -m scripts.check_data /data/VOC2012 --full --protocols 15-1 10-1 --problems problems.txt
 
-Exit codes: 0 complete; 1 usable, but something is missing, broken or other than the official data set; 2 not usable.
+Exit codes: 0 complete; 1 usable, but something is missing, broken or other than the official data set; 2 not
+usable.
 """
 
 from __future__ import annotations
@@ -106,7 +108,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def recognise(root: Path, name: str | None) -> Dataset:
-    """The data set below `root`; without a name, the first kind whose folders are there."""
+    """Return the data set below `root`; without a name, the first kind whose folders are there."""
     if not root.expanduser().exists():
         raise DataError(f"{root} is not a folder; give the one that holds the data set")
     errors = []
@@ -119,7 +121,7 @@ def recognise(root: Path, name: str | None) -> Dataset:
 
 
 def check_lists(dataset: Dataset, root: Path, full: bool) -> dict[str, CheckedList]:
-    """Every list of the data set, by name; each file is looked at once, however many lists name it."""
+    """Return every list of the data set, by name; each file is looked at once, however many lists name it."""
     found = find_lists(dataset, root)
     samples = list(dict.fromkeys(sample for group, _ in found.values() for sample in group))
     findings = dict(zip(samples, scan(dataset.name, samples, dataset.num_classes, decode=full), strict=True))
@@ -177,7 +179,8 @@ def find_differences(
         yield f"masks differ from the official ones: steps of {', '.join(others)} are not as published"
     both = {sample.image for sample in dataset.train} & {sample.image for sample in dataset.test}
     if both:
-        yield f"{len(both):,} images are in {dataset.train_list} and in val, {min(map(str, both))} for example"
+        example = min(map(str, both))
+        yield f"{len(both):,} images are in {dataset.train_list} and in val, {example} for example"
     for name in (dataset.train_list, "val"):
         shown = frozenset().union(*lists[name].classes)
         absent = [dataset.class_names[c] for c in range(1, dataset.num_classes) if c not in shown]
@@ -193,8 +196,9 @@ def value_warnings(dataset: Dataset, lists: dict[str, CheckedList]) -> Iterator[
         values = lists[name].values
         for value in unnamed_values(values, dataset.num_classes)[:5]:
             yield (
-                f"value {value} has no name, in {values[value].masks:,} masks of {name} ({values[value].example} for "
-                "example): name it, correct the masks, or train with data.unnamed=void"
+                f"value {value} has no name, in {values[value].masks:,} masks of {name} "
+                f"({values[value].example} for example): name it, correct the masks, or train with "
+                "data.unnamed=void"
             )
     train = lists[dataset.train_list]
     shift = shift_warning(dataset.class_names, train.values, train.masks)
@@ -202,7 +206,7 @@ def value_warnings(dataset: Dataset, lists: dict[str, CheckedList]) -> Iterator[
         yield shift
 
 
-# -------------------------------------------------------------------------------------------------------- the screen
+# ------------------------------------------------------------------------------------------------- the screen
 
 
 def screen(
@@ -212,7 +216,7 @@ def screen(
     sizes: list[StepSizes],
     problems: list[str],
 ) -> Iterator[str]:
-    """The parts of the report, one after the other."""
+    """Yield the parts of the report, one after the other."""
     yield f"{root}: {dataset.name}, {dataset.num_classes - 1} classes, trains on {dataset.train_list}"
     yield list_table(lists)
     train = lists[dataset.train_list]
@@ -242,7 +246,7 @@ def list_table(lists: dict[str, CheckedList]) -> str:
 
 
 def value_names(dataset: Dataset, train: CheckedList) -> dict[int, str]:
-    """Every mask value that means or holds something."""
+    """Return every mask value that means or holds something."""
     names = dict(enumerate(dataset.class_names))
     for value in train.values:
         names.setdefault(value, "(void)" if value == IGNORE_INDEX else "(no name)")
@@ -256,7 +260,7 @@ def share_of(value: int, train: CheckedList) -> str:
 
 
 def value_table(dataset: Dataset, train: CheckedList) -> str:
-    """What each mask value is read as, how much of it there is, and a file to look at."""
+    """Return what each mask value is read as, how much of it there is, and a file to look at."""
     rows = []
     for value, name in value_names(dataset, train).items():
         use = train.values.get(value)
@@ -267,7 +271,9 @@ def value_table(dataset: Dataset, train: CheckedList) -> str:
 
 
 def value_columns(dataset: Dataset, train: CheckedList) -> str:
-    """The same without files for data sets that have many classes, in as many columns as fit the screen, read downwards."""
+    """Return the same without files for data sets that have many classes,
+    in as many columns as fit the screen, read downwards.
+    """
     title = f"mask values of {train.name}: share of the pixels, images"
     official = IMAGES_PER_CLASS.get((dataset.name, train.name))
     if official:

@@ -1,9 +1,10 @@
-"""One table over several runs, and a figure: how the old classes fade step by step, and what the networks see at the end.
+"""One table over several runs, and a figure: how the old classes fade step by step,
+and what the networks see at the end.
 
 python -m scripts.compare runs/ft runs/mib runs/mib-altersgd --picture comparison.png
 
-Scores in another evaluation setting are rows of their own: "mib [flip]". What else differs than method, phase, lambda and seed is
-said above the table.
+Scores in another evaluation setting are rows of their own: "mib [flip]". What else differs than method,
+phase, lambda and seed is said above the table.
 """
 
 import argparse
@@ -36,14 +37,17 @@ def main(arguments: list[str]) -> int:
     unlike = differences(runs)
     if unlike:
         print(
-            f"note: not only {COMPARED} differ, so not all rows may be compared. From {printable(next(iter(runs)))} differ"
+            f"note: not only {COMPARED} differ, so not all rows may be compared. From "
+            f"{printable(next(iter(runs)))} differ"
         )
         print("".join(f"- {printable(line)}\n" for line in unlike))
     layout = markdown_table if options.markdown else format_table
     print(layout(*comparison(runs)))
     if len({steps_done(run.results["steps"]) for run in runs.values()}) > 1:
         print(
-            "\nnote: the runs stand after different numbers of steps (see `steps`), so their metrics cannot be compared"
+            "\n"
+            "note: the runs stand after different numbers of steps (see `steps`), so their metrics cannot be "
+            "compared"
         )
     if options.picture:
         draw(options.picture, runs, options.examples)
@@ -69,7 +73,9 @@ def comparison(runs: Mapping[str, RecordedRun]) -> tuple[list[str], list[list[st
 
 
 def groups_of(runs: Mapping[str, RecordedRun]) -> dict[str, str]:
-    """What the groups of classes are called; by class ids only where these are the same in all rows."""
+    """Return what the groups of classes are called; by class ids only where these
+    are the same in all rows.
+    """
     first, *others = [group_names(run.steps) for run in runs.values()]
     return first if all(names == first for names in others) else {"old": "old", "new": "new"}
 

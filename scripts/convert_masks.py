@@ -1,11 +1,12 @@
 """Colour masks -> masks of class numbers, which training reads.
 
-    python -m scripts.convert_masks VOC2012/SegmentationClass             # writes VOC2012/SegmentationClass-labels
+    python -m scripts.convert_masks VOC2012/SegmentationClass    # writes VOC2012/SegmentationClass-labels
     python -m scripts.convert_masks masks --colours colours.txt --in-place
 
-Colours are VOC's unless a file gives others: one `red green blue` per line, class 0 first. A line may name its label
-itself, `255: 224 224 192` for example, which is how void is given. With a file every mask is converted by its colours, grey
-ones and those with a palette, too: `1: 0 0 0` makes class 1 of the grey 0. Without one these hold class numbers already.
+Colours are VOC's unless a file gives others: one `red green blue` per line, class 0 first. A line may name
+its label itself, `255: 224 224 192` for example, which is how void is given. With a file every mask is
+converted by its colours, grey ones and those with a palette, too: `1: 0 0 0` makes class 1 of the grey 0.
+Without one these hold class numbers already.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ from data.palette import voc_palette
 
 
 def read_colours(path: Path) -> dict[int, tuple[int, int, int]]:
-    """Label -> colour from a file of `red green blue` lines; `label: red green blue` names its label itself."""
+    """Label -> colour from a file of `red green blue` lines; `label: red green
+    blue` names its label itself.
+    """
     colours: dict[int, tuple[int, int, int]] = {}
     for number, line in enumerate(read_lines(path)):
         label, _, values = line.rpartition(":")
@@ -46,7 +49,7 @@ def read_colours(path: Path) -> dict[int, tuple[int, int, int]]:
 
 
 def convert(mask: Image.Image, colours: dict[int, tuple[int, int, int]], source: Path) -> Image.Image:
-    """The mask with palette and class numbers. DataError for a colour that is no class."""
+    """Return the mask with palette and class numbers. DataError for a colour that is no class."""
     red, green, blue = (
         channel.astype(np.int32) for channel in np.moveaxis(np.asarray(mask.convert("RGB")), -1, 0)
     )
@@ -122,8 +125,9 @@ def run(folder: Path, output: Path | None, in_place: bool, colours_file: Path | 
     same = len(paths) - converted
     if not converted:
         return (
-            f"{target}: nothing was converted: all {same:,} masks hold class numbers already (they are grey or have a palette). "
-            "If these are shades or colours after all, say with --colours which classes they mean"
+            f"{target}: nothing was converted: all {same:,} masks hold class numbers already (they are grey "
+            "or have a palette). If these are shades or colours after all, say with --colours which classes "
+            "they mean"
         )
     return f"{target}: {converted:,} masks converted, {same:,} held class numbers already"
 

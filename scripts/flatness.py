@@ -1,12 +1,14 @@
-"""How flat the loss is at a model of a run, and whether a step crossed a barrier for what was learned before it.
+"""How flat the loss is at a model of a run, and whether a step crossed a barrier for
+what was learned before it.
 
-    python -m scripts.flatness runs/mib-altersgd --step 5 --norm-mode both --json flatness.json --picture flatness.png
+    python -m scripts.flatness runs/mib-altersgd --step 5 --norm-mode both --json flatness.json
+    python -m scripts.flatness runs/mib-altersgd --picture flatness.png
     python -m scripts.flatness runs/mib --on old --pictures 64 --top 5 --probes 30
-    python -m scripts.flatness runs/mib_seed1 runs/mib_seed2 --beside          # for the table of scripts.report
+    python -m scripts.flatness runs/mib_seed1 runs/mib_seed2 --beside     # for the table of scripts.report
 
-Gradient norm, largest eigenvalues and trace of the Hessian, sharpness, the loss along random directions and along the line
-from the model before the step to the one after it. docs/flatness.md says what each is and what it can tell.
-Exit codes: 0 finished, 2 what was asked for cannot be measured.
+Gradient norm, largest eigenvalues and trace of the Hessian, sharpness, the loss along random directions and
+along the line from the model before the step to the one after it. docs/flatness.md says what each is and what
+it can tell. Exit codes: 0 finished, 2 what was asked for cannot be measured.
 """
 
 import argparse
@@ -79,7 +81,7 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 def chosen(options: argparse.Namespace) -> Options:
-    """The part of the command line that says what is measured."""
+    """Return the part of the command line that says what is measured."""
     return Options(
         step=options.step,
         num_images=options.pictures,
@@ -108,7 +110,7 @@ def check(parser: argparse.ArgumentParser, options: argparse.Namespace) -> None:
         parser.error("--json and --picture are for one run; --beside writes a file into every run's folder")
 
 
-# --------------------------------------------------------------------------------------------------------- reporting
+# -------------------------------------------------------------------------------------------------- reporting
 
 
 def describe(result: dict) -> str:
@@ -117,8 +119,9 @@ def describe(result: dict) -> str:
     texts = [
         f"{result['run']}: {result['method']} / {result['phase']} after step {result['step']}, "
         f"{result['parameters']:,} parameters, lambda {result['lambda']:g}\n"
-        f"{result['pictures']} images ({result['on']}) in batches of {result['batch']}, seed {result['seed']}, "
-        f"norm {norm['measured']}{trained}; eval = running statistics, train = those of the batch",
+        f"{result['pictures']} images ({result['on']}) in batches of {result['batch']}, seed "
+        f"{result['seed']}, norm {norm['measured']}{trained}; eval = running statistics, train = those of "
+        "the batch",
         metrics_table(result),
     ]
     if all("line" in metrics for metrics in modes.values()):

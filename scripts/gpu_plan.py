@@ -1,9 +1,11 @@
-"""What the paper's table 1 should cost on GPUs, and on which it fits: a plan from counted operations, not a measurement.
+"""What the paper's table 1 should cost on GPUs, and on which it fits: a plan from counted operations,
+not a measurement.
 
     python -m scripts.gpu_plan [--teraflops 60] [--bandwidth 1.5] [--seeds 3]
 
-Operations are counted on the meta device, images are those of VOC 15-1 disjoint, and what cannot be counted is an assumption
-printed with the table. What will measure it: torchrun --nproc_per_node=8 train.py configs/voc/15-1.yaml, whose log shows img/s.
+Operations are counted on the meta device, images are those of VOC 15-1 disjoint, and what cannot be counted
+is an assumption printed with the table. What will measure it: torchrun --nproc_per_node=8 train.py
+configs/voc/15-1.yaml, whose log shows img/s.
 """
 
 import argparse
@@ -57,7 +59,9 @@ def main(arguments: list[str]) -> int:
     plain, with_teacher = 3 * forward, 4 * forward  # the backward pass costs twice the forward one
 
     def seconds(operations: float, passes: int, gpus: int) -> float:
-        """Arithmetic, then memory traffic (each activation written and read in both directions), then the exchange."""
+        """Arithmetic, then memory traffic (each activation written and read in both directions),
+        then the exchange.
+        """
         alone = operations / (options.teraflops * 1e12) + passes * 4 * activations / (
             options.bandwidth * 1e12
         )
@@ -71,11 +75,11 @@ def main(arguments: list[str]) -> int:
     )
     passes = STEP_0_TRAININGS * first + (OTHERS + TEACHERS) * later + first + later
     print(
-        f"forward pass of ResNet-101, crop {CROP}: {forward / 1e9:.0f} GFLOP an image; {parameters / 1e6:.1f} M parameters; "
-        f"{activations / 1e9:.2f} GB of activations an image\n"
+        f"forward pass of ResNet-101, crop {CROP}: {forward / 1e9:.0f} GFLOP an image; "
+        f"{parameters / 1e6:.1f} M parameters; {activations / 1e9:.2f} GB of activations an image\n"
         f"table 1, one seed, step 0 shared: {passes:,} image passes, {operations / 1e15:.0f} PFLOP\n"
-        f"assumed: {options.teraflops:g} TFLOP/s and {options.bandwidth:g} TB/s reached per GPU, gradients exchanged at "
-        f"{options.link:g} TB/s without overlap, loading hidden, evaluation not counted\n"
+        f"assumed: {options.teraflops:g} TFLOP/s and {options.bandwidth:g} TB/s reached per GPU, gradients "
+        f"exchanged at {options.link:g} TB/s without overlap, loading hidden, evaluation not counted\n"
     )
     table = options.seeds * seconds(operations, passes, 8)
     chain = seconds(first * plain + later * with_teacher, first + later, 8)  # no later step before its step 0
@@ -92,7 +96,7 @@ def main(arguments: list[str]) -> int:
 
 
 def memory_plan(reserve: float, gaps: float) -> str:
-    """What fits, in words and as a table."""
+    """Return what fits, in words and as a table."""
     iteration, (fixed, per_image) = count_iteration("resnet101", CROP, 2), memory_of_an_iteration()
     _, parameters, _ = count()
     rows = []
@@ -106,25 +110,27 @@ def memory_plan(reserve: float, gaps: float) -> str:
         f"an iteration of MiB, single precision: {iteration.operators:,} operators that are not views; "
         f"{iteration.kept / 2e9:.2f} GB an image kept for the backward pass\n"
         f"its tensors at the fullest moment: {fixed / 1e9:.2f} GB (student, teacher, momentum) and "
-        f"{per_image / 1e9:.2f} GB an image; "
-        f"with several GPUs or micro-batches gradients too, {4 * parameters / 1e9:.2f} GB\n"
+        f"{per_image / 1e9:.2f} GB an image; with several GPUs or micro-batches gradients too, "
+        f"{4 * parameters / 1e9:.2f} GB\n"
         f"assumed: {reserve:g} GB of each GPU for CUDA and workspaces, {gaps:.0%} of the rest lost to gaps\n"
-        f"train.accumulate for a batch of {BATCH} in all, and images at once on each GPU: counted, not measured on a GPU\n\n"
-        + markdown_table(header, rows)
+        f"train.accumulate for a batch of {BATCH} in all, and images at once on each GPU: counted, not "
+        "measured on a GPU\n"
+        "\n" + markdown_table(header, rows)
     )
 
 
 def memory_of_an_iteration() -> tuple[float, float]:
-    """Bytes that do not depend on the batch, and bytes per image: the line through two counts."""
+    """Return bytes that do not depend on the batch, and bytes per image: the line through two counts."""
     small, large = (count_iteration("resnet101", CROP, batch).peak for batch in (2, 4))
     per_image = (large - small) / 2
     return small - 2 * per_image, per_image
 
 
 def fitting(usable: float, gpus: int, fixed: float, per_image: float, gradients: float) -> str:
-    """The smallest `train.accumulate` with which the batch fits into the usable bytes of each GPU.
+    """Return the smallest `train.accumulate` with which the batch fits into the usable bytes of each GPU.
 
-    At the fullest moment gradients are there from the micro-batch before, or in the buckets that the GPUs exchange.
+    At the fullest moment gradients are there from the micro-batch before, or in the buckets that the GPUs
+    exchange.
     """
     for accumulate in range(1, BATCH // gpus + 1):
         images, rest = divmod(BATCH, gpus * accumulate)

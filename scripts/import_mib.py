@@ -1,10 +1,10 @@
 """Turn a step checkpoint of MiB, PLOP or their relatives into one that runs here can start from.
 
 python -m scripts.import_mib 15-5s-voc_MiB_0.pth step_0.pt configs/voc/15-1.yaml
-python train.py configs/voc/15-1.yaml configs/methods/mib.yaml data.root=/data/VOC2012 train.start_from=step_0.pt
+python train.py configs/voc/15-1.yaml configs/methods/mib.yaml data.root=/data/voc train.start_from=step_0.pt
 
-The overlays and overrides say which network and protocol the file is of, --norm-act with which norms it was trained; the file itself
-says neither. Nothing in it is executed.
+The overlays and overrides say which network and protocol the file is of, --norm-act with which norms it was
+trained; the file itself says neither. Nothing in it is executed.
 """
 
 import argparse
@@ -37,7 +37,8 @@ def main(arguments: list[str]) -> int:
         "--norm-act",
         choices=("iabn_sync", "iabn", "abn"),
         default="iabn_sync",
-        help="MiB's --norm_act: abn scales by the signed weight, the others by |weight| + eps (iabn_sync, MiB's default)",
+        help="MiB's --norm_act: abn scales by the signed weight, the others by |weight| + eps (iabn_sync, "
+        "MiB's default)",
     )
     options = parser.parse_args(arguments)
     print(convert(options.source, options.target, options.config, signed_norms=options.norm_act == "abn"))
@@ -53,8 +54,9 @@ def convert(source: Path, target: Path, config_arguments: list[str], *, signed_n
     if config.model.output_stride == 8 and None in (config.model.dilations, config.model.pooling):
         raise ConfigError(
             [
-                "model.output_stride: at 8, MiB's head has other dilations and another pooling window than ours, and its file does "
-                "not say so; add model.dilations=[12,24,32] model.pooling=32, here and for train.py"
+                "model.output_stride: at 8, MiB's head has other dilations and another pooling window than "
+                "ours, and its file does not say so; add model.dilations=[12,24,32] model.pooling=32, here "
+                "and for train.py"
             ]
         )
     data, class_names = config.data, CLASS_NAMES[config.data.dataset]
@@ -65,8 +67,8 @@ def convert(source: Path, target: Path, config_arguments: list[str], *, signed_n
     expected = [steps[0].num_classes, *(step.num_new for step in steps[1:])][: len(sizes)]
     if sizes != expected:
         raise WeightsError(
-            f"{source}: its classifiers have {sizes} classes, those of {config.data.protocol} have {expected}: "
-            "give the protocol of the checkpoint"
+            f"{source}: its classifiers have {sizes} classes, those of {config.data.protocol} have "
+            f"{expected}: give the protocol of the checkpoint"
         )
     step = steps[len(sizes) - 1]
     state = checkpoint.step_state(
@@ -81,7 +83,8 @@ def convert(source: Path, target: Path, config_arguments: list[str], *, signed_n
         trained={"imported": {"file": source.name, "sha256": sha256_of(source)}},
     )
     checkpoint.save(state, target)
-    return f"{report}\nstep {step.index} of {config.data.protocol} written to {target}: start with train.start_from={target}"
+    written = f"step {step.index} of {config.data.protocol} written to {target}"
+    return f"{report}\n{written}: start with train.start_from={target}"
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python -m scripts.merge_sbd VOCdevkit/VOC2012 benchmark_RELEASE/dataset
 
-SBD's masks (cls/*.mat) become PNG files with VOC's palette; where VOC has a mask of its own, that one is taken.
-train_aug = VOC's train and SBD's train and val, without VOC's val: 10,582 names. Needs scipy.
+SBD's masks (cls/*.mat) become PNG files with VOC's palette; where VOC has a mask of its own, that one is
+taken. train_aug = VOC's train and SBD's train and val, without VOC's val: 10,582 names. Needs scipy.
 """
 
 from __future__ import annotations
@@ -55,7 +55,8 @@ def mat_reader() -> Callable[[Path], np.ndarray]:
         from scipy.io import loadmat
     except ImportError:
         raise DataError(
-            f"SBD's masks are MATLAB files, which scipy reads; install it: {sys.executable} -m pip install scipy"
+            f"SBD's masks are MATLAB files, which scipy reads; install it: {sys.executable} -m pip install "
+            "scipy"
         ) from None
 
     def read(path: Path) -> np.ndarray:

@@ -1,11 +1,12 @@
-"""A data set -> one file, which data.root takes in place of the folder: same batches, same class index, same digests.
+"""A data set -> one file, which data.root takes in place of the folder: same batches, same class index,
+same digests.
 
-    python -m scripts.pack_data /data/VOC2012 /data/voc.pack                       # decoded: training decodes nothing
+    python -m scripts.pack_data /data/VOC2012 /data/voc.pack               # decoded: training decodes nothing
     python -m scripts.pack_data /data/VOC2012 /data/voc.pack --bytes original      # as small as the folder
     python train.py configs/voc/15-1.yaml data.root=/data/voc.pack
 
-On a cluster's network disk one open file takes the place of tens of thousands. Decoded, VOC is about six times as large as its
-files. A run that was begun on the folder resumes on the file, and the other way round.
+On a cluster's network disk one open file takes the place of tens of thousands. Decoded, VOC is about six
+times as large as its files. A run that was begun on the folder resumes on the file, and the other way round.
 """
 
 from __future__ import annotations
@@ -82,7 +83,8 @@ def pack(root: Path, out: Path, name: str | None, decoded: bool) -> str:
     except OSError as error:
         raise DataError(f"{out}: cannot be written ({error}); make room or name another place") from error
     shown = ", ".join(f"{key} {len(group):,}" for key, group in lines.items())
-    return f"{out}: {dataset.name}, {shown}; {size / 2**30:.2f} GiB. Train with data.dataset={dataset.name} data.root={out}"
+    content = f"{dataset.name}, {shown}; {size / 2**30:.2f} GiB"
+    return f"{out}: {content}. Train with data.dataset={dataset.name} data.root={out}"
 
 
 def files(

@@ -1,14 +1,17 @@
-"""What a trained network sees in images of your own, after the last step, after any step, or after each of them.
+"""What a trained network sees in images of your own, after the last step, after any step,
+or after each of them.
 
-    python -m scripts.predict runs/mib holiday.jpg photos --out seen         # <name>_mask.png, <name>_overlay.png
-    python -m scripts.predict runs/mib photos --out seen --all-steps         # and <name>_steps.png: watch it forget
+    python -m scripts.predict runs/mib holiday.jpg photos --out seen    # <name>_mask.png, <name>_overlay.png
+    python -m scripts.predict runs/mib photos --out seen --all-steps    # and <name>_steps.png
     python -m scripts.predict runs/mib/step_0.pt photos --out seen --size 512 --flip --probabilities
 
-Folders are searched for images, and what is in them too; a file that is named is tried whatever its name. Images are
-taken as a viewer shows them: turned as EXIF says, transparency on white, the first frame of an animation. What cannot be
-read is named and left out. Files of an earlier call are replaced, images that are given never are.
+Folders are searched for images, and what is in them too; a file that is named is tried whatever its name.
+Images are taken as a viewer shows them: turned as EXIF says, transparency on white, the first frame of an
+animation. What cannot be read is named and left out. Files of an earlier call are replaced, images that are
+given never are.
 
-Exit codes: 0 all done, 1 some were skipped, 2 bad arguments, run or checkpoint, or the results cannot be written.
+Exit codes: 0 all done, 1 some were skipped, 2 bad arguments, run or checkpoint, or the results cannot be
+written.
 """
 
 import argparse
@@ -103,7 +106,10 @@ def parse(arguments: list[str]) -> argparse.Namespace:
 def predict_all(
     checkpoints: Sequence[Path], names: Mapping[Path, str], device: torch.device, options: argparse.Namespace
 ) -> int:
-    """Show every image to the network of every checkpoint, one network at a time. Returns how many were skipped."""
+    """Show every image to the network of every checkpoint, one network at a time.
+
+    Returns how many were skipped.
+    """
     strips: dict[Path, list[Panel]] = {path: [] for path in names}
     shown = {"size": options.size, "megapixels": options.megapixels, "flip": options.flip}
     for file in checkpoints:
@@ -129,13 +135,13 @@ def predict_all(
     return len(names) - len(strips)
 
 
-# ------------------------------------------------------------------------------------------------- what is said of it
+# ----------------------------------------------------------------------------------------- what is said of it
 
 
 def report(
     path: Path, place: Path, image: Image.Image, sight: Sight, num_frames: int, names: Mapping[int, str]
 ) -> str:
-    """The line about an image that was done."""
+    """Return the line about an image that was done."""
     seen = [f"{names[c]} {percentage(share)}" for c, share in shares(sight.labels).items() if c != BACKGROUND]
     more = [f"{len(seen) - NAMED} more"] if len(seen) > NAMED else []
     notes = ["{} x {}".format(*image.size)]

@@ -1,4 +1,5 @@
-"""The paper's tables and figures from finished runs, beside the paper's own numbers, with everything that is missing named.
+"""The paper's tables and figures from finished runs, beside the paper's own numbers,
+with everything that is missing named.
 
     python -m scripts.report runs/voc --out report                       # report.md, report.tex, report.html
     python -m scripts.report runs/voc runs/joint --out report --formats html --tables table1 differences
@@ -6,16 +7,19 @@
     python -m scripts.report --readme README.md                          # renew the tables of a Markdown file
     python -m scripts.report --readme README.md --check                  # are they up to date?
 
-Every results.json below the folders is read. A run is classified by its config, never by the name of its folder; runs that
-differ in more than method, phase, lambda and seed are never put into one table. The paper's numbers stand beside VOC 15-1 disjoint
-(and the embedded data, which take its place) alone, seconds only where all runs were made alike. In a Markdown file the lines between
+Every results.json below the folders is read. A run is classified by its config, never by the name of its
+folder; runs that differ in more than method, phase, lambda and seed are never put into one table. The paper's
+numbers stand beside VOC 15-1 disjoint (and the embedded data, which take its place) alone, seconds only where
+all runs were made alike. In a Markdown file the lines between
 
     <!-- results:table1 results/voc -->
     <!-- /results -->
 
-are replaced; the folder is relative to the file, and any name that --tables takes may stand for table1, and missing.
+are replaced; the folder is relative to the file, and any name that --tables takes may stand for table1, and
+missing.
 
-Exit codes: 0 written or up to date, 1 the Markdown file is not up to date, 2 bad arguments, folders or results.
+Exit codes: 0 written or up to date, 1 the Markdown file is not up to date, 2 bad arguments, folders or
+results.
 """
 
 import argparse
@@ -83,7 +87,8 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         type=int,
         default=0,
         metavar="N",
-        help="show N test images in the HTML; needs the checkpoints and the data. Not every data set may be published",
+        help="show N test images in the HTML; needs the checkpoints and the data. Not every data set may be "
+        "published",
     )
     parser.add_argument(
         "--readme", type=Path, metavar="FILE", help="renew the tables in this Markdown file instead"

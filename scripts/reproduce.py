@@ -1,15 +1,17 @@
-"""Run what the tables and figures of the paper consist of: all methods and settings, several seeds, step 0 trained once.
+"""Run what the tables and figures of the paper consist of: all methods and settings, several seeds,
+step 0 trained once.
 
     python -m scripts.reproduce table1 --preset shapes --seeds 1 2 3
     python -m scripts.reproduce all --preset voc --root /data/VOC2012 --pretrained imagenet --dry-run
     python -m scripts.reproduce table3 --preset voc-cpu --root /data/VOC2012 --jobs 2 train.epochs_later=5
-    python -m scripts.reproduce all --preset voc --root /data/VOC2012 --launcher slurm --slurm slurm_partition=gpu
+    python -m scripts.reproduce all --preset voc --root /data/voc --launcher slurm --slurm slurm_partition=gpu
 
-First comes the plan: every run, whether it is done, can be resumed or is missing, and what it costs. --dry-run ends there.
-The same command, typed again, starts only what is not done. What fails does not stop the rest. key.sub=value goes to
-every run.
+First comes the plan: every run, whether it is done, can be resumed or is missing, and what it costs.
+--dry-run ends there. The same command, typed again, starts only what is not done. What fails does not stop
+the rest. key.sub=value goes to every run.
 
-Exit codes: 0 all done, 1 something failed, 2 bad arguments, config or data, 75 stopped by a signal with everything saved.
+Exit codes: 0 all done, 1 something failed, 2 bad arguments, config or data, 75 stopped by a signal with
+everything saved.
 """
 
 import argparse
@@ -96,7 +98,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def resources(options: argparse.Namespace) -> Resources:
-    """The part of the command line that says how runs are started."""
+    """Return the part of the command line that says how runs are started."""
     return Resources(
         launcher=options.launcher,
         folder=options.runs,

@@ -1,9 +1,10 @@
-"""VOC -> the small VOC of the CPU recipe, which two cores can train on: every image with its shorter side at 192 pixels.
+"""VOC -> the small VOC of the CPU recipe, which two cores can train on:
+every image with its shorter side at 192 pixels.
 
     python -m scripts.shrink_data /data/VOC2012 /data/VOC2012_192 --side 192
 
-Images are resized by the bicubic filter and kept as JPEG of quality 88, masks by the nearest pixel. Every list that is there
-is taken along: train_aug, train and val.
+Images are resized by the bicubic filter and kept as JPEG of quality 88, masks by the nearest pixel. Every
+list that is there is taken along: train_aug, train and val.
 """
 
 from __future__ import annotations
@@ -98,7 +99,7 @@ def write_small(sample: Sample, images: Path, masks: Path, side: int) -> str:
 
 
 def small_size(size: tuple[int, int], side: int) -> tuple[int, int]:
-    """Width and height in the same proportion, the shorter one being `side`."""
+    """Return width and height in the same proportion, the shorter one being `side`."""
     width, height = (round(length * side / min(size)) for length in size)
     return width, height
 

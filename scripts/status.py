@@ -6,12 +6,12 @@
 done         every step it was asked for is trained and scored
 running      a living process holds the folder
 stopped      by a signal, with everything saved: the same command resumes from there
-unfinished   killed or failed: the same command resumes from the last checkpoint, if there is one, else from the step before
+unfinished   killed or failed: the same command resumes from the last checkpoint, or after the step before
 
-`steps` are finished ones, `iteration` is that of the step after them. Old, new and all are mIoU in percent without background
-after the last finished step. `spent` is training time, that of a step taken over from another run included; `left` is an
-estimate from the run's own speed. It begins with > while the number of images of later steps is unknown: neither the run nor
-one on the same data has finished them.
+`steps` are finished ones, `iteration` is that of the step after them. Old, new and all are mIoU in percent
+without background after the last finished step. `spent` is training time, that of a step taken over from
+another run included; `left` is an estimate from the run's own speed. It begins with > while the number of
+images of later steps is unknown: neither the run nor one on the same data has finished them.
 
 Exit codes: 0 some run was found, 2 none was.
 """
@@ -78,7 +78,7 @@ class RunStatus:
     data: tuple  # what the number of images of a step depends on
 
 
-# -------------------------------------------------------------------------------------------------------------- the table
+# -------------------------------------------------------------------------------------------------- the table
 
 
 def main(arguments: list[str]) -> int:
@@ -107,7 +107,7 @@ def main(arguments: list[str]) -> int:
 
 
 def describe(folders: Sequence[Path]) -> tuple[str, bool]:
-    """The table, a line about every folder that is not in it, and whether there was any run."""
+    """Return the table, a line about every folder that is not in it, and whether there was any run."""
     runs, problems = look_at_all(folders)
     sizes, rows = sizes_by_data(runs), []
     for run in runs:
@@ -180,7 +180,7 @@ def duration(seconds: float) -> str:
     return f"{minutes // 60}:{minutes % 60:02}:{seconds:02}"
 
 
-# ----------------------------------------------------------------------------------------------------- time and iterations
+# ---------------------------------------------------------------------------------------- time and iterations
 
 
 def seconds_spent(run: RunStatus) -> float:
@@ -210,11 +210,11 @@ def sizes_by_data(runs: Sequence[RunStatus]) -> dict[tuple, dict[int, int]]:
     return sizes
 
 
-# ------------------------------------------------------------------------------------------------------------ reading runs
+# ----------------------------------------------------------------------------------------------- reading runs
 
 
 def find_runs(folder: Path) -> tuple[list[Path], dict[Path, str]]:
-    """The run folders at or below a folder, and which of its own folders have none."""
+    """Return the run folders at or below a folder, and which of its own folders have none."""
     if not folder.is_dir():
         return [], {folder: "no such folder"}
     runs = []
@@ -254,7 +254,7 @@ def look_at(path: Path) -> RunStatus:
 
 
 def find_place(folder: RunFolder, step: int, held: bool) -> tuple[State, Place | None]:
-    """What a run that is not done is doing, and where in the given step."""
+    """Return what a run that is not done is doing, and where in the given step."""
     saved, reached = saved_place(folder, step), reached_place(folder, step)
     if saved and reached:
         saved = replace(saved, total=reached.total)
@@ -265,7 +265,9 @@ def find_place(folder: RunFolder, step: int, held: bool) -> tuple[State, Place |
 
 
 def read_config(folder: RunFolder, results: Mapping[str, Any]) -> Mapping[str, Any]:
-    """As it is, for another version's keys do not matter here. config.yaml is renewed at every start."""
+    """Return the config as it is, for another version's keys do not matter here. config.yaml
+    is renewed at every start.
+    """
     if folder.config_file.exists():
         return yaml_core.parse(folder.config_file.read_text(encoding="utf-8"))
     if "config" not in results:

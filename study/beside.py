@@ -1,4 +1,6 @@
-"""Runs as rows of one table: how each is called, and what differs between them beyond what the table compares."""
+"""Runs as rows of one table: how each is called, and what differs between them
+beyond what the table compares.
+"""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -12,14 +14,17 @@ COMPARED = "method, phase, lambda and seed"
 
 
 def rows(folders: Sequence[Path]) -> dict[str, RecordedRun]:
-    """The runs by names that no two share, each followed by its scores in other settings: "mib [flip]"."""
+    """Return the runs by names that no two share, each followed by its scores in other settings:
+    "mib [flip]".
+    """
     once = list({folder.resolve(): folder for folder in folders}.values())
     found: dict[str, RecordedRun] = {}
     for name, folder in zip(unique_names(once), once, strict=True):
         results = read_results(folder / "results.json")
         if not results or not results.get("steps"):
             raise RunError(
-                f"{folder}: no results yet; train it with train.py run.folder={folder.parent} run.name={folder.name}"
+                f"{folder}: no results yet; train it with train.py run.folder={folder.parent} "
+                f"run.name={folder.name}"
             )
         run = read_run(folder / "results.json", None)
         found[name] = run
@@ -28,7 +33,7 @@ def rows(folders: Sequence[Path]) -> dict[str, RecordedRun]:
 
 
 def unique_names(folders: Sequence[Path]) -> list[str]:
-    """The name of each folder, with as many of the folders above it as tell it from the others."""
+    """Return the name of each folder, with as many of the folders above it as tell it from the others."""
     places = [folder.resolve().parts for folder in folders]
 
     def is_shared(end: tuple[str, ...]) -> bool:
@@ -42,7 +47,9 @@ def unique_names(folders: Sequence[Path]) -> list[str]:
 
 
 def differences(runs: Mapping[str, RecordedRun]) -> list[str]:
-    """What keeps rows from being compared, a line for all rows that differ alike from the first: "b, c: optim.lr: 0.1 -> 0.2"."""
+    """Return what keeps rows from being compared, a line for all rows that differ alike from the first:
+    "b, c: optim.lr: 0.1 -> 0.2".
+    """
     first, *others = runs
     alike: dict[tuple[str, ...], list[str]] = {}
     for name in others:

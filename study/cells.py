@@ -47,7 +47,7 @@ def cell_of_ratio(runs: Collection, setting: Setting, key: str) -> str:
 
 
 def ratio(runs: Collection, setting: Setting, control: Setting, key: str) -> str:
-    """The mean over the seeds that both have."""
+    """Return the mean over the seeds that both have."""
     ours, theirs = runs.values(setting, key), runs.values(control, key)
     return show(spread(ours[seed] / theirs[seed] for seed in ours.keys() & theirs.keys() if theirs[seed]), 2)
 
@@ -59,7 +59,9 @@ def time_of_an_image(runs: Collection, setting: Setting) -> str:
 
 
 def background_taken_for(runs: Collection, setting: Setting) -> str:
-    """The class that most of its lost pixels are given to, and their share in percent, the mean over seeds."""
+    """Return the class that most of its lost pixels are given to, and their share in percent,
+    the mean over seeds.
+    """
     shares: dict[str, list[float]] = {}
     for run in runs.cells.get(setting, {}).values():
         for label, share in run.background_taken_for.items():
@@ -78,7 +80,7 @@ def difference(runs: Collection, setting: Setting, control: Setting, key: str) -
 
 
 def listed(value: Difference) -> str:
-    """Each difference where there are too few for a test, else their mean and deviation."""
+    """Return each difference where there are too few for a test, else their mean and deviation."""
     if len(value.values) < SMALLEST_TEST:
         return ", ".join(f"{d:+.1f}" for d in value.values) or EMPTY
     return f"{value.spread.mean:+.1f} ± {value.spread.deviation:.1f}"

@@ -1,7 +1,9 @@
-"""From many results.json to numbers that may be compared: runs sorted by what they did, means over seeds, paired tests.
+"""From many results.json to numbers that may be compared: runs sorted by what they did, means over seeds,
+paired tests.
 
-Runs are told apart by their config alone (`study.identity.setting_of`), never by the name of a folder. Only runs of one
-recipe - all of the config but method, phase, lambda and seed, and the same images - are put side by side.
+Runs are told apart by their config alone (`study.identity.setting_of`), never by the name of a folder. Only
+runs of one recipe - all of the config but method, phase, lambda and seed, and the same images - are put side
+by side.
 """
 
 import json
@@ -100,7 +102,8 @@ class RecordedRun:
             return {}
 
     def change_at_the_end(self, metric: str) -> float | None:
-        """Of what run.flatness logged: the value at the end of a step over that at the share p, the mean of later steps."""
+        """Of what run.flatness logged: the value at the end of a step over that at the share p, the mean of
+        later steps."""
         logged = [step.get("flatness", {}) for step in self.later_steps]
         pairs = [[places.get(place, {}).get(metric) for place in ("end", "boundary")] for places in logged]
         if not pairs or not all(value and value > 0 for pair in pairs for value in pair):
@@ -108,14 +111,16 @@ class RecordedRun:
         return statistics.geometric_mean(end / boundary for end, boundary in pairs)
 
     def logged_flatness(self, metric: str, place: str) -> float | None:
-        """What run.flatness logged at a place of the steps after step 0: their geometric mean, None unless all have it."""
+        """Return what run.flatness logged at a place of the steps after step 0: their geometric mean, None
+        unless all have it."""
         values = [step.get("flatness", {}).get(place, {}).get(metric) for step in self.later_steps]
         known = [value for value in values if value is not None and value > 0]
         return statistics.geometric_mean(known) if known and len(known) == len(values) else None
 
     @property
     def iteration_time(self) -> float | None:
-        """Of one image, MiB's = 1, as far as `scripts.benchmark updates` left its metrics in the folder of the runs."""
+        """Of one image, MiB's = 1, as far as `scripts.benchmark updates` left its metrics in the folder of
+        the runs."""
         try:
             content = json.loads((self.folder.parent / BENCHMARK_FILE).read_text(encoding="utf-8"))
             metrics = {metric["what"]: metric["value"] for metric in content["updates"]["figures"]}
@@ -125,7 +130,8 @@ class RecordedRun:
 
     @property
     def background_taken_for(self) -> Mapping[str, float]:
-        """Class -> share of the background's pixels that it was given after the last step; empty without a confusion matrix."""
+        """Class -> share of the background's pixels that it was given after the last step; empty without a
+        confusion matrix."""
         last = self.results["steps"][-1]
         if "confusion" not in last:
             return {}
@@ -149,7 +155,7 @@ class RecordedRun:
         return sum(seconds) if seconds and len(seconds) == len(self.later_steps) else None
 
 
-# -------------------------------------------------------------------------------------------------------- sorting the runs
+# ------------------------------------------------------------------------------------------- sorting the runs
 
 
 @dataclass
@@ -186,7 +192,8 @@ class Collection:
         return sorted({seed for setting in settings for seed in self.cells.get(setting, {})})
 
     def on_shared_seeds(self, settings: Iterable[Setting]) -> "Collection":
-        """Of these settings only the seeds that all of them have which ran: a curve must not mix them. All, if none is shared."""
+        """Of these settings only the seeds that all of them have which ran: a curve must not mix them. All,
+        if none is shared."""
         ran = {setting: set(self.cells[setting]) for setting in settings if setting in self.cells}
         shared = set.intersection(*ran.values()) if ran else set()
         if not shared:
@@ -198,8 +205,10 @@ class Collection:
         return replace(self, cells=cells)
 
     def values(self, setting: Setting, key: str | int) -> dict[int, float]:
-        """Seed -> a metric after the last step, where it is known: old, new, all, first (old after step 0), forgetting
-        metrics/<name> or a class id, in percent; or seconds and gradients, of the later steps, and what scripts.flatness and scripts.benchmark measured."""
+        """Seed -> a metric after the last step, where it is known: old, new, all, first (old after step 0),
+        forgetting metrics/<name> or a class id, in percent; or seconds and gradients, of the later steps, and
+        what scripts.flatness and scripts.benchmark measured.
+        """
         known = {seed: self._metric(run, key) for seed, run in self.cells.get(setting, {}).items()}
         return {seed: value for seed, value in sorted(known.items()) if value is not None}
 
@@ -237,7 +246,8 @@ class Collection:
         return continual.miou(iou, self.steps[0], with_background=False)["old"]
 
     def classes_by_step(self, setting: Setting) -> list[list[float | None]]:
-        """IoU of each foreground class (rows, in the order of learning) after each step, the mean over seeds."""
+        """IoU of each foreground class (rows, in the order of learning) after each step, the mean over
+        seeds."""
         histories = [run.history for run in self.cells.get(setting, {}).values()]
         return [
             [_percent(continual.mean(iou.get(c) for iou in after)) for after in zip(*histories, strict=True)]
@@ -278,7 +288,7 @@ def order_of(run: RecordedRun) -> str:
 
 
 def scored_otherwise(run: RecordedRun) -> list[RecordedRun]:
-    """The run as it was scored in each other evaluation setting."""
+    """Return the run as it was scored in each other evaluation setting."""
     views = []
     for name, other in run.results.get("evaluations", {}).items():
         settings = {key.removeprefix("data."): value for key, value in other["settings"].items()}
@@ -321,7 +331,7 @@ def _most_common_recipe(runs: Sequence[RecordedRun]) -> RecordedRun:
     return max(groups, key=len)[0]
 
 
-# ------------------------------------------------------------------------------------------------------- means and tests
+# -------------------------------------------------------------------------------------------- means and tests
 
 
 @dataclass(frozen=True)
@@ -344,7 +354,8 @@ def spread(values: Iterable[float]) -> Spread:
 
 @dataclass(frozen=True)
 class Difference:
-    """One setting minus another over the seeds that both have; `p` of a paired t test, None for too few seeds."""
+    """One setting minus another over the seeds that both have; `p` of a paired t test, None for too few
+    seeds."""
 
     values: tuple[float, ...]
     p: float | None

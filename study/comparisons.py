@@ -1,4 +1,6 @@
-"""The tables of a report that the paper does not have: ablations, controls, differences, forgetting, costs, related methods."""
+"""The tables of a report that the paper does not have: ablations, controls, differences, forgetting,
+costs, related methods.
+"""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -49,8 +51,9 @@ from study.settings import (
 from tracking.tables import metrics_in
 
 NOT_CORRECTED = (
-    f"Mean ± standard deviation of the differences over the seeds that both have, and p of a paired t test, not corrected "
-    f"for the number of comparisons. With fewer than {SMALLEST_TEST} such seeds, too few for a test, each difference is listed."
+    "Mean ± standard deviation of the differences over the seeds that both have, and p of a paired t test, "
+    f"not corrected for the number of comparisons. With fewer than {SMALLEST_TEST} such seeds, too few for a "
+    "test, each difference is listed."
 )
 
 
@@ -74,7 +77,9 @@ def table_ablations(runs: Collection) -> Section:
 
 
 def table_alternation(runs: Collection) -> Section:
-    """Every setting of AlterSGD that ran beside its own control, and the published one if it ran or nothing else did."""
+    """Return every setting of AlterSGD that ran beside its own control,
+    and the published one if it ran or nothing else did.
+    """
     ran = [s for s in found(runs) if s.phase == "altersgd" and _control(s) in runs.cells]
     published = [altersgd(runs)] if altersgd(runs) in runs.cells or not ran else []
     settings = list(dict.fromkeys([*published, *ran]))
@@ -155,13 +160,14 @@ def table_forgetting(runs: Collection) -> Section:
     )
     notes = [
         "Forgetting: the mean drop of a foreground class from the best it had after an earlier step.",
-        "No mean counts the background. The class that most of its lost pixels are taken for, and their share in percent.",
+        "No mean counts the background. The class that most of its lost pixels are taken for, and their "
+        "share in percent.",
     ]
     return Section("forgetting", "Forgetting", [table], notes)
 
 
 def table_metrics(runs: Collection) -> Section:
-    """What files of metrics/ register, where runs have it."""
+    """Return what files of metrics/ register, where runs have it."""
     names = metrics_in(run.results["steps"][-1] for run in runs.runs)
     rows = [
         [name(runs, s), *means(runs, s), *(cell(runs, s, f"metrics/{metric}") for metric in names)]
@@ -174,7 +180,9 @@ def table_metrics(runs: Collection) -> Section:
 
 
 def table_evaluations(runs: Collection) -> Section:
-    """Scores in other settings than the one that the runs have in common, each beside the same seeds in that one."""
+    """Scores in other settings than the one that the runs have in common,
+    each beside the same seeds in that one.
+    """
     rows: list[list[str]] = []
     rules: list[int] = []
     unfit = []
@@ -218,7 +226,9 @@ def table_costs(runs: Collection) -> Section:
 
 
 def table_related_methods(runs: Collection) -> Section:
-    """AlterSGD beside other roads to flat minima: what is learned and kept, how flat it ends, and what it costs."""
+    """AlterSGD beside other roads to flat minima: what is learned and kept, how flat it ends,
+    and what it costs.
+    """
     plain = mib(runs)
     settings = {name(runs, s): s for s in [plain, altersgd(runs), consolidate(runs), *related_methods(runs)]}
     rows = [
@@ -243,8 +253,8 @@ def table_related_methods(runs: Collection) -> Section:
     tables, notes = (
         [table],
         [
-            "Gradients: of single images, in the steps after step 0. Time: of an image in an iteration of the step's "
-            "last part, by scripts.benchmark updates."
+            "Gradients: of single images, in the steps after step 0. Time: of an image in an iteration of "
+            "the step's last part, by scripts.benchmark updates."
         ],
     )
     changes = [
@@ -252,14 +262,17 @@ def table_related_methods(runs: Collection) -> Section:
     ]
     changes = [row for row in changes if any(cell != EMPTY for cell in row[1:])]
     if changes:
-        title = "What the last iterations of a step do: value at its end over that at the share p, mean of the steps"
+        title = (
+            "What the last iterations of a step do: value at its end over that at the share p, "
+            "mean of the steps"
+        )
         tables.append(Table(title, ["setting", "squared gradient norm", "top eigenvalue"], changes))
         notes.append("In brackets: the number of seeds. Below 1 it gets flatter.")
     return Section("related", "Related methods", tables, notes, missing(runs, settings))
 
 
 def table_readings(runs: Collection) -> Section:
-    """The four readings of the paper, with a scoreboard."""
+    """Return the four readings of the paper, with a scoreboard."""
     if scoreboard.ran(runs):
         absent = [line for wanted in scoreboard.wanted(runs) for line in missing(runs, wanted)]
     else:

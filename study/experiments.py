@@ -1,7 +1,9 @@
-"""The runs behind each table and figure of the paper, as arguments of train.py. Nothing here reads data or starts a run.
+"""The runs behind each table and figure of the paper, as arguments of train.py. Nothing here
+reads data or starts a run.
 
-Step 0 is the same for all that train it with plain cross-entropy: one run per seed trains it, and the others start from
-its checkpoint. What several tables need has one name, which says what differs from the published setting.
+Step 0 is the same for all that train it with plain cross-entropy: one run per seed trains it, and the others
+start from its checkpoint. What several tables need has one name, which says what differs from the published
+setting.
 """
 
 from collections.abc import Callable, Iterable, Sequence
@@ -28,7 +30,8 @@ VARIANTS = (
     ("phase.weight_decay=signed",),
     THEOREM,
 )
-# Where alternating might do something that distilling does not: learning rates that are not yet small, a longer phase, weaker R.
+# Where alternating might do something that distilling does not: learning rates that are not yet small, a
+# longer phase, weaker R.
 PAIRED = (
     (),
     ("phase.p=15/30",),
@@ -58,7 +61,7 @@ class Job:
     needs: str | None = None
 
 
-# ---------------------------------------------------------------------------------------------------------- experiments
+# ------------------------------------------------------------------------------------------------ experiments
 
 
 def method(name: str) -> Experiment:
@@ -79,7 +82,7 @@ def _label(setting: str) -> str:
 
 
 def joint(data: DataConfig) -> Experiment:
-    """All classes at once."""
+    """Return all classes at once."""
     classes = [name for step in data.steps or () for name in step]
     setting = f"data.steps=[{classes}]" if classes else "data.protocol=offline"
     return Experiment("joint", ("configs/methods/ft.yaml",), (setting,), shares_step_0=False)
@@ -135,7 +138,8 @@ def related_methods(config: Config) -> list[Experiment]:
 
 
 def readings(config: Config) -> list[Experiment]:
-    """Every reading of the paper over p, its controls, and over lambda what table 3 and the corners of table 4 need.
+    """Return every reading of the paper over p, its controls,
+    and over lambda what table 3 and the corners of table 4 need.
 
     Stopping at p is the one control that is run over all of p: it costs less than any other run.
     """
@@ -165,7 +169,9 @@ def _reading(reading: Reading, p: Fraction, settings: tuple[str, ...] = ()) -> E
 
 
 def _share(p: Fraction) -> tuple[str, ...]:
-    """In thirtieths where that is exact, so that figure-p has the same runs; nothing for the overlays' own."""
+    """In thirtieths where that is exact, so that figure-p has the same runs;
+    nothing for the overlays' own.
+    """
     if p == Fraction(DEFAULT_THIRTIETHS, 30):
         return ()
     exact = (p * 30).denominator == 1
@@ -195,7 +201,7 @@ def experiments_of(tables: Iterable[str], config: Config) -> list[Experiment]:
     return list(dict.fromkeys(experiment for table in tables for experiment in TABLES[table](config)))
 
 
-# ----------------------------------------------------------------------------------------------------------------- jobs
+# ------------------------------------------------------------------------------------------------------- jobs
 
 
 def jobs_of(
@@ -205,7 +211,7 @@ def jobs_of(
     overlay: str,
     overrides: Sequence[str] = (),
 ) -> list[Job]:
-    """Every experiment with every seed, and before them all the steps 0 that they share."""
+    """Return every experiment with every seed, and before them all the steps 0 that they share."""
 
     def job(
         name: str, overlays: Sequence[str], settings: Sequence[str], seed: int, needs: str | None = None
@@ -240,6 +246,6 @@ PLANNED_KEYS = frozenset(
 
 
 def planned_keys(experiments: Iterable[Experiment]) -> frozenset[str]:
-    """What an override may not touch. Protocol and steps it may: the joint run follows them."""
+    """Return what an override may not touch. Protocol and steps it may: the joint run follows them."""
     settings = {setting.partition("=")[0] for experiment in experiments for setting in experiment.settings}
     return PLANNED_KEYS | (settings - {"data.protocol", "data.steps"})

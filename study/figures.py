@@ -78,7 +78,7 @@ def predictions(runs: Collection, count: int) -> Image:
     return Image("pictures", f"After the last step, seed {both[0]}.", _png(figure), "png")
 
 
-# --------------------------------------------------------------------------------------------------------- one figure each
+# -------------------------------------------------------------------------------------------- one figure each
 
 
 def steps_figure(runs: Collection) -> Figure | None:
@@ -177,7 +177,9 @@ def lambda_figure(runs: Collection) -> Figure:
 
 
 def readings_figure(runs: Collection) -> Figure | None:
-    """A panel per group, a curve per reading over p, that of the control which stops at p, and the paper's points."""
+    """A panel per group, a curve per reading over p, that of the control which stops at p,
+    and the paper's points.
+    """
     curves = {reading.name: list(over_p(runs, reading).values()) for reading in READINGS}
     if not any(
         setting in runs.cells and setting.p < 1 for settings in curves.values() for setting in settings
@@ -224,11 +226,11 @@ FIGURES: dict[str, dict[str, tuple[str, Callable[[Collection], Figure | None]]]]
 }
 
 
-# ------------------------------------------------------------------------------------------------------------------ pieces
+# ----------------------------------------------------------------------------------------------------- pieces
 
 
 def _methods(runs: Collection) -> dict[str, Setting]:
-    """The rows of table 1 and the control, where they ran."""
+    """Return the rows of table 1 and the control, where they ran."""
     order = [*identity.rows(runs.protocol).values(), consolidate(runs)]
     return {name(runs, setting): setting for setting in order if setting in runs.cells}
 
@@ -262,7 +264,7 @@ def _curves(
 
 
 def _svg(figure: Figure) -> bytes:
-    """The same bytes for the same figure; closes it."""
+    """Return the same bytes for the same figure, and close it."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="svg", metadata=dict.fromkeys(("Creator", "Date", "Format", "Type")))
     pyplot.close(figure)

@@ -1,11 +1,12 @@
-"""What a run is: what distinguishes it from others, how tables call it, and which row of the paper it belongs to.
+"""What a run is: what distinguishes it from others, how tables call it,
+and which row of the paper it belongs to.
 
     setting_of(config)    configs that train alike have equal settings
     label(setting, ...)   "MiB", "AlterSGD, momentum reset", "LwF + AlterSGD"
     row_of(config)        "MiB", "AlterSGD", ... or None for a variant that is no row of table 1
 
-Short names, for folders and the terminal, are in configs/identity.py; what a run's numbers depend on by content is in
-engine/identity.py.
+Short names, for folders and the terminal, are in configs/identity.py; what a run's numbers depend on by
+content is in engine/identity.py.
 """
 
 from collections.abc import Mapping
@@ -78,8 +79,10 @@ def _beside(config: Mapping[str, Any]) -> tuple[str, ...]:
             f", {key} {value}" for key, value in sorted(config["average"]["options"].items())
         )
     if is_stable_sgd(config):
-        pieces = f"dropout {config['model']['dropout']:g}, learning rate x {optim['lr_decay']:g}, batch {config['train']['batch_size']}"
-        names.append(f"Stable SGD ({pieces})")
+        dropout, batch = config["model"]["dropout"], config["train"]["batch_size"]
+        names.append(
+            f"Stable SGD (dropout {dropout:g}, learning rate x {optim['lr_decay']:g}, batch {batch})"
+        )
     return tuple(names)
 
 
@@ -114,7 +117,7 @@ def _setting_of(config: Mapping[str, Any]) -> Setting:
 
 
 def _effective_choices(phase: Mapping[str, Any], same_lambda: bool) -> list[str]:
-    """The keys of CHOICES that make a difference under this phase."""
+    """Return the keys of CHOICES that make a difference under this phase."""
     if phase["name"] in ("pause", "stop"):  # nothing is updated there
         return ["from_step"]
     alike = same_lambda and (phase["batch"], phase["weight_decay"]) == ("next", "always")
@@ -124,7 +127,7 @@ def _effective_choices(phase: Mapping[str, Any], same_lambda: bool) -> list[str]
 
 
 def rows(protocol: str | None) -> dict[str, Setting]:
-    """The rows of table 1 from top to bottom; MiB's lambda depends on the protocol."""
+    """Return the rows of table 1 from top to bottom; MiB's lambda depends on the protocol."""
     settings = {row: Setting(name, strength) for row, (name, strength) in METHODS.items()}
     settings["MiB"] = Setting("mib", mib_strength(protocol))
     settings["AlterSGD"] = alternating(settings["MiB"])
@@ -132,7 +135,7 @@ def rows(protocol: str | None) -> dict[str, Setting]:
 
 
 def row_of(config: Mapping[str, Any]) -> str | None:
-    """The row of table 1 that a run with this (resolved) config belongs to; None for a variant."""
+    """Return the row of table 1 that a run with this (resolved) config belongs to; None for a variant."""
     setting = setting_of(config)
     return next((row for row, s in rows(config["data"]["protocol"]).items() if s == setting), None)
 
@@ -149,7 +152,7 @@ def alternating(
     lambda_b: float | None = None,
     **changes: Any,
 ) -> Setting:
-    """The setting `base`, which descends only, with a phase at the end of each step."""
+    """Return the setting `base`, which descends only, with a phase at the end of each step."""
     if p == 1:
         return base
     lambda_b = base.lambda_a if lambda_b is None else lambda_b
@@ -157,7 +160,7 @@ def alternating(
 
 
 def label(setting: Setting, protocol: str | None) -> str:
-    """How a setting is called in tables: "MiB", "AlterSGD, momentum reset", "LwF + AlterSGD"."""
+    """Return how a setting is called in tables: "MiB", "AlterSGD, momentum reset", "LwF + AlterSGD"."""
     settings = rows(protocol)
     if setting.beside:
         return " + ".join([label(replace(setting, beside=()), protocol), *setting.beside])
@@ -186,17 +189,19 @@ def show_p(p: Fraction) -> str:
 
 
 def is_papers(config: Mapping[str, Any]) -> bool:
-    """Does the config agree with all that the paper says of its experiments?"""
+    """Return whether the config agrees with all that the paper says of its experiments."""
     return all(
         config[section][key] == value for section, keys in SETTING.items() for key, value in keys.items()
     )
 
 
 def is_of_its_data(config: Mapping[str, Any]) -> bool:
-    """Whether the paper's numbers may stand beside those of a run: VOC 15-1 disjoint, or all its classes at once.
+    """Return whether the paper's numbers may stand beside those of a run: VOC 15-1 disjoint,
+    or all its classes at once.
 
-    By the config: the embedded data are in VOC's place, classes and protocol included, and the title above the paper's
-    figures says on what they were made. Other protocols and data sets of a user's own share no class group with them.
+    By the config: the embedded data are in VOC's place, classes and protocol included, and the title above
+    the paper's numbers says on what they were made. Other protocols and data sets of a user's own share no
+    class group with them.
     """
     data = config["data"]
     setting = data["dataset"], data["protocol"], data["mode"]
@@ -207,7 +212,9 @@ def is_of_its_data(config: Mapping[str, Any]) -> bool:
 
 
 class Comparable(Protocol):
-    """What is compared of a run: its config, its setting, its classes, and the images it was trained and scored on."""
+    """What is compared of a run: its config, its setting, its classes,
+    and the images it was trained and scored on.
+    """
 
     @property
     def config(self) -> Mapping[str, Any]: ...
@@ -223,7 +230,7 @@ class Comparable(Protocol):
 
 
 def recipe_differences(one: Comparable, other: Comparable) -> list[str]:
-    """What two runs do differently beyond method, phase, lambda and seed: "train.epochs: 30 -> 10"."""
+    """Return what two runs do differently beyond method, phase, lambda and seed: "train.epochs: 30 -> 10"."""
     free: tuple[str, ...] = (*FREE_KEYS, *SPEED_KEYS, *AXES, "method.also_observe")
     if "joint" in (one.setting.method, other.setting.method):
         free += AXES_OF_JOINT

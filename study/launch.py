@@ -17,11 +17,14 @@ from tracking.tables import percent
 TAIL_LINES = 12
 
 
-# ------------------------------------------------------------------------------------------------------ starting the runs
+# ------------------------------------------------------------------------------------------ starting the runs
 
 
 def carry_out(runs: Sequence[PlannedRun], resources: Resources, command: Sequence[str] | None = None) -> int:
-    """Start all that is to do, say what happens, and return the exit code. `command` stands in for train.py."""
+    """Start all that is to do, say what happens, and return the exit code.
+
+    `command` stands in for train.py.
+    """
     by_name = {run.name: run for run in runs}
     ended = {run.name: Event.DONE for run in runs if run.state in (State.DONE, State.UNNEEDED)}
     began: dict[str, float] = {}
@@ -59,11 +62,11 @@ def launch(
     return launcher(tasks, stop) if tasks else iter(())
 
 
-# ------------------------------------------------------------------------------------------------------- what is said of it
+# ----------------------------------------------------------------------------------------- what is said of it
 
 
 def ending(run: PlannedRun, event: Event, seconds: float) -> str:
-    """How a run ended, in words."""
+    """Return how a run ended, in words."""
     if event == Event.SKIPPED:
         return f"skipped, for it starts from {run.job.needs}"
     if run.state == State.OTHER:
@@ -84,7 +87,7 @@ def last_row(folder: RunFolder) -> str:
 
 
 def summary(runs: Sequence[PlannedRun], ended: Mapping[str, Event]) -> str:
-    """How many ended how, and all that is known of those that failed."""
+    """Return how many ended how, and all that is known of those that failed."""
     events = list(ended.values())
     counts = [f"{events.count(event)} {event}" for event in Event if event in events]
     counts += [f"{len(runs) - len(ended)} not started"] if len(ended) < len(runs) else []
@@ -100,7 +103,7 @@ def summary(runs: Sequence[PlannedRun], ended: Mapping[str, Event]) -> str:
 
 
 def failure(run: PlannedRun) -> list[str]:
-    """What is known of a run that failed."""
+    """Return what is known of a run that failed."""
     if run.state == State.OTHER:
         return [
             f"failed: {run.name}, {run.folder.path} holds a run with another config:",
@@ -111,7 +114,7 @@ def failure(run: PlannedRun) -> list[str]:
 
 
 def tail(log: Path) -> list[str]:
-    """The last lines of a log."""
+    """Return the last lines of a log."""
     if not log.is_file():
         return ["(there is no log)"]
     # a progress bar is one line, written over and over

@@ -1,7 +1,9 @@
-"""Start train.py many times: on this machine, several at once or under torchrun, or on a Slurm cluster through submitit.
+"""Start train.py many times: on this machine, several at once or under torchrun,
+or on a Slurm cluster through submitit.
 
-A launcher is a registered class. It takes tasks, of which some need another one done first, and yields (task, event) as things happen. It continues
-whatever fails. Asked to stop, it starts nothing more, tells what runs to save and waits for it.
+A launcher is a registered class. It takes tasks, of which some need another one done first, and yields (task,
+event) as things happen. It continues whatever fails. Asked to stop, it starts nothing more, tells what runs
+to save and waits for it.
 """
 
 import os
@@ -33,8 +35,9 @@ class LauncherError(UserError, ValueError):
 
 
 class StopRequest(Protocol):
-    """Whether somebody asked to stop, as engine.ranks has it, which this module does without: jobs of a cluster
-    import it, and torch would only make them slow to start."""
+    """Whether somebody asked to stop, as engine.ranks has it, which this module does without:
+    jobs of a cluster import it, and torch would only make them slow to start.
+    """
 
     @property
     def requested(self) -> bool: ...
@@ -81,7 +84,7 @@ class Launcher:
         self.resources = resources
 
     def command(self) -> tuple[str, ...]:
-        """What starts train.py; the arguments of a run follow."""
+        """Return what starts train.py; the arguments of a run follow."""
         return train_command()
 
     def __call__(self, tasks: Sequence[Task], stop: StopRequest) -> Events:
@@ -122,7 +125,7 @@ def note_exit(log: Path, code: int) -> None:
         file.write(f"train.py ended with exit code {code}\n")
 
 
-# --------------------------------------------------------------------------------------------------------- this machine
+# ----------------------------------------------------------------------------------------------- this machine
 
 
 def run_here(tasks: Sequence[Task], stop: StopRequest, slots: int = 1, threads: int = 1) -> Events:
@@ -137,7 +140,8 @@ def run_here(tasks: Sequence[Task], stop: StopRequest, slots: int = 1, threads: 
                 waiting.remove(task)
                 yield task, Event.SKIPPED
             elif before and len(running) < slots and not stop.requested:
-                # A session of its own: Ctrl-C in the terminal reaches this process alone, which passes it on once.
+                # A session of its own: Ctrl-C in the terminal reaches this process alone, which passes it on
+                # once.
                 running[task] = start(task.command, task.log, threads, start_new_session=True)
                 waiting.remove(task)
                 yield task, Event.STARTED
@@ -166,7 +170,7 @@ class Local(Launcher):
         return run_here(tasks, stop, slots=self.resources.jobs, threads=self.threads_of(self.resources.jobs))
 
     def threads_of(self, processes: int) -> int:
-        """The share of each in the threads of all."""
+        """Return the share of each in the threads of all."""
         return max(1, (self.resources.threads or os.cpu_count() or 1) // processes)
 
 
@@ -194,11 +198,12 @@ class TorchRun(Local):
 def _meaning(code: int, stop: StopRequest) -> Event:
     if code == 0:
         return Event.DONE
-    # torchrun has exit codes of its own, and a process that was just starting knows none: hence the request counts too
+    # torchrun has exit codes of its own, and a process that was just starting knows none: hence the request
+    # counts too
     return Event.STOPPED if code == STOPPED_BY_SIGNAL or stop.requested else Event.FAILED
 
 
-# ---------------------------------------------------------------------------------------------------------------- Slurm
+# ------------------------------------------------------------------------------------------------------ Slurm
 
 
 class Training:
@@ -229,12 +234,14 @@ class Training:
                 self.process.terminate()
 
     def checkpoint(self):
-        """Called by submitit, inside a signal handler, when the job has to make room: save, and queue the same again."""
+        """Called by submitit, inside a signal handler, when the job has to make room: save, and queue the
+        same again."""
         from submitit.helpers import DelayedSubmission
 
         if self.process is not None and self.process.returncode is None:
             with suppress(ProcessLookupError, ChildProcessError):
-                # Not SIGTERM: Slurm may have sent it already, and a second one would end train.py before it has saved.
+                # Not SIGTERM: Slurm may have sent it already, and a second one would end train.py before it
+                # has saved.
                 os.kill(self.process.pid, signal.SIGINT)
                 # Not Popen.wait, whose lock is held by the wait that the signal has interrupted.
                 os.waitid(os.P_PID, self.process.pid, os.WEXITED | os.WNOWAIT)
@@ -261,9 +268,11 @@ def run_on_cluster(
     threads: int | None = None,
     options: Mapping[str, Any] | None = None,
 ) -> Events:
-    """A job array for all tasks that need nothing, and one for all that need the same task, which Slurm starts after it.
+    """A job array for all tasks that need nothing, and one for all that need the same task,
+    which Slurm starts after it.
 
-    `folder` keeps submitit's files; `options` go to its `update_parameters`. `cluster="local"` is submitit without Slurm.
+    `folder` keeps submitit's files; `options` go to its `update_parameters`. `cluster="local"` is submitit
+    without Slurm.
     """
     executor = _executor(folder, cluster, gpus, threads, options or {})
     groups: dict[str | None, list[Task]] = {}

@@ -52,7 +52,7 @@ class Report:
     lists: dict[str, list[str]]  # title -> what is missing, unfinished, in no table
 
 
-# --------------------------------------------------------------------------------------------------------------- Markdown
+# --------------------------------------------------------------------------------------------------- Markdown
 
 
 def markdown(report: Report) -> str:
@@ -78,7 +78,9 @@ def markdown_section(section: Section) -> str:
 
 
 def _flat_header(table: Table) -> list[str]:
-    """Markdown knows no cell over several columns: the name of the group is put before each of its columns."""
+    """Markdown knows no cell over several columns: the name of the group is put
+    before each of its columns.
+    """
     spans = table.groups or [("", len(table.header))]
     names = [group for group, width in spans for _ in range(width)]
     return [
@@ -86,7 +88,7 @@ def _flat_header(table: Table) -> list[str]:
     ]
 
 
-# ------------------------------------------------------------------------------------------------------------------ LaTeX
+# ------------------------------------------------------------------------------------------------------ LaTeX
 
 
 def latex(report: Report) -> str:
@@ -130,7 +132,7 @@ def _latex_groups(groups: Sequence[tuple[str, int]]) -> list[str]:
     return [" & ".join(names) + r" \\", "".join(rules)]
 
 
-# ------------------------------------------------------------------------------------------------------------------- HTML
+# ------------------------------------------------------------------------------------------------------- HTML
 
 _STYLE = """
 body { font: 15px/1.5 system-ui, sans-serif; color: #1b1f24; max-width: 76rem; margin: 2rem auto; padding: 0 1.2rem; }

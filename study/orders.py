@@ -1,4 +1,6 @@
-"""Runs of one protocol with its classes in several orders (data.order): each order, and mean and spread over them."""
+"""Runs of one protocol with its classes in several orders (data.order): each order,
+and mean and spread over them.
+"""
 
 import statistics
 
@@ -33,14 +35,16 @@ def table_orders(runs: Collection) -> Section:
         ],
     )
     notes = [
-        "Means over foreground classes: old are those that the order puts into step 0, so they differ from order to order.",
-        "Over orders: mean ± standard deviation of the means over the seeds of each order. In each order: over seeds.",
+        "Means over foreground classes: old are those that the order puts into step 0, so they differ from "
+        "order to order.",
+        "Over orders: mean ± standard deviation of the means over the seeds of each order. In each order: "
+        "over seeds.",
     ]
     return Section("orders", title, [over, each], notes)
 
 
 def _over_orders(orders: dict[str, Collection], setting: Setting) -> list[str]:
-    """How many orders ran, and the metrics over them."""
+    """Return how many orders ran, and the metrics over them."""
     ran = [order for order in orders.values() if setting in order.cells]
     values = {key: [order.values(setting, key).values() for order in ran] for key in KEYS}
     return [

@@ -16,7 +16,9 @@ from engine.inference import predict
 
 @torch.inference_mode()
 def example_panels(runs: list[Path], last_steps: list[int], count: int) -> list[list[np.ndarray]]:
-    """For some test images of old and new classes: the image, the truth, and what each run's last model sees."""
+    """For some test images of old and new classes: the image, the truth,
+    and what each run's last model sees.
+    """
     config = load_config([runs[0] / "config.yaml"])
     dataset = load_dataset(config.data.dataset, config.data.root, config.data.train_list)
     chosen = dataset.test[:: max(1, len(dataset.test) // count)][:count]

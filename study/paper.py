@@ -1,7 +1,7 @@
 """What the paper prints (Huang et al. 2021, arXiv 2107.05804), as data.
 
-mIoU in percent on the VOC 2012 validation set, 15-1 disjoint, ResNet-101. "1-15", "16-20" and "all" are means over
-foreground classes.
+mIoU in percent on the VOC 2012 validation set, 15-1 disjoint, ResNet-101. "1-15", "16-20" and "all" are means
+over foreground classes.
 """
 
 from fractions import Fraction
@@ -72,7 +72,8 @@ TABLE_4: dict[str, dict[float, tuple[float, ...]]] = {
     },
 }
 
-# The figure over p, as far as the text gives its points: p -> the means of GROUPS. At p = 1 nothing alternates: MiB.
+# The figure over p, as far as the text gives its points: p -> the means of GROUPS. At p = 1 nothing
+# alternates: MiB.
 ALMOST_ZERO = "≈ 0"
 FIGURE_P: dict[Fraction, tuple[float | str | None, ...]] = {
     Fraction(5, 30): (ALMOST_ZERO, ALMOST_ZERO, ALMOST_ZERO),
@@ -85,7 +86,8 @@ FIGURE_P: dict[Fraction, tuple[float | str | None, ...]] = {
 DEFAULT_P = Fraction(25, 30)
 # fmt: on
 
-# How the paper may be read and what it leaves open, as keys of `phase` in the config; the first choice is the default.
+# How the paper may be read and what it leaves open, as keys of `phase` in the config; the first choice is the
+# default.
 READING = {"flip": ("seg", "all"), "every": ("iteration", "epoch")}
 OPEN: dict[str, tuple[Any, ...]] = {
     "momentum": ("keep", "reset", "off"),

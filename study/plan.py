@@ -108,8 +108,9 @@ class PlannedRun:
         return self.results.get("steps", [])
 
     def _differences(self) -> tuple[list[str], list[str]]:
-        """How the folder's config differs from this one, and what could not be compared. Metrics may come alone, from
-        another machine: they know theirs."""
+        """Return how the folder's config differs from this one,
+        and what could not be compared. Metrics may come alone, from another machine: they know theirs.
+        """
         if self.folder.config_file.exists():
             try:
                 found = load_config([self.folder.config_file]).model_dump()
@@ -160,7 +161,7 @@ class PlannedRun:
         return self.passes(first=steps_done(self.metrics)) if self.to_do else 0
 
 
-# ----------------------------------------------------------------------------------------------------- making the plan
+# -------------------------------------------------------------------------------------------- making the plan
 
 
 def list_jobs(
@@ -171,7 +172,10 @@ def list_jobs(
     settings: Mapping[str, object],
     overrides: Sequence[str],
 ) -> dict[Job, Config]:
-    """Every job with its resolved config. `settings` are those that are not None, `overrides` the user's own."""
+    """Return every job with its resolved config.
+
+    `settings` are those that are not None, `overrides` the user's own.
+    """
     experiments = experiments_of(tables, load_config([preset.overlay], overrides))
     taken = sorted({override.partition("=")[0] for override in overrides} & planned_keys(experiments))
     if taken:
@@ -184,7 +188,9 @@ def list_jobs(
 
 
 def choose(jobs: Mapping[Job, Config], patterns: Sequence[str]) -> dict[Job, Config]:
-    """The jobs that a pattern names, with or without their seed, in the order of the patterns, after the steps 0 they need."""
+    """Return the jobs that a pattern names, with or without their seed, in the order of the patterns,
+    after the steps 0 they need.
+    """
 
     rows = {job: job.name.rpartition("_seed")[0] for job in jobs}
     named = {
@@ -204,7 +210,10 @@ def choose(jobs: Mapping[Job, Config], patterns: Sequence[str]) -> dict[Job, Con
 
 
 def look_at(jobs: Mapping[Job, Config], preset: Preset, count: bool = True) -> list[PlannedRun]:
-    """How far each job is. `count` reads the data set; without it the costs are known as far as the preset knows them."""
+    """Return how far each job is.
+
+    `count` reads the data set; without it the costs are known as far as the preset knows them.
+    """
     data = {config.data for config in jobs.values()}
     known = {d: preset.sizes.get((d.protocol or "", d.mode)) if d.order is None else None for d in data}
     sizes = {d: count_images(d) if count else known[d] for d in data}
@@ -226,11 +235,11 @@ def count_images(data: DataConfig) -> Sizes:
     return tuple(map(len, images_of_steps(classes, names, steps, data.mode, data.split_seed)))
 
 
-# --------------------------------------------------------------------------------------------------- printing the plan
+# ------------------------------------------------------------------------------------------ printing the plan
 
 
 def describe(runs: Sequence[PlannedRun], preset: Preset) -> str:
-    """The plan as a table, what is to do, why runs count as others, and what sharing step 0 saves."""
+    """Return the plan as a table, what is to do, why runs count as others, and what sharing step 0 saves."""
     seconds, basis = seconds_per_pass(run.folder for run in runs if run.state != State.OTHER), "measured here"
     if seconds is None:
         quickstart = [RunFolder(path) for path in sorted(QUICKSTART.iterdir())]
@@ -256,7 +265,9 @@ def describe(runs: Sequence[PlannedRun], preset: Preset) -> str:
 
 
 def _grouped(word: str, lines: Mapping[str, Sequence[str]]) -> list[str]:
-    """What is said of runs, once for all of which it is said: "other config: optim.lr: 0.01 -> 0.02 (mib_seed1 and 19 more)"."""
+    """Return what is said of runs, once for all of which it is said: "other config: optim.lr: 0.01 -> 0.02
+    (mib_seed1 and 19 more)".
+    """
     runs_by_line: dict[str, list[str]] = {}
     for name, said in lines.items():
         for line in said:
@@ -280,7 +291,10 @@ def _saving(runs: Sequence[PlannedRun]) -> str:
 
 
 def seconds_per_pass(folders: Iterable[RunFolder]) -> float | None:
-    """What training took so far. A step 0 has the same metrics in all runs that share it, and counts once."""
+    """Return what training took so far.
+
+    A step 0 has the same metrics in all runs that share it, and counts once.
+    """
     steps = set()
     for folder in folders:
         try:

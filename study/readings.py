@@ -1,7 +1,8 @@
 """The four ways to read AlterSGD's paper, and at which shares p they are compared.
 
-What an ascent flips (l_seg alone: Eq. 6 | all of L: Eq. 2, Algorithm 1, Theorem 1) x how long it lasts (an iteration: the word
-of Algorithm 1 | an epoch: the unit of its losses and of p). docs/altersgd.md says what the paper says where.
+What an ascent flips (l_seg alone: Eq. 6 | all of L: Eq. 2, Algorithm 1, Theorem 1) x how long it lasts (an
+iteration: the word of Algorithm 1 | an epoch: the unit of its losses and of p). docs/altersgd.md says what
+the paper says where.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,9 @@ CORNERS = ((1, 1000), (100, 1), (100, 1000), (10, 100))  # (lambda_a, lambda_b) 
 
 @dataclass(frozen=True)
 class Reading:
-    """`changes` are the keys of `phase` that differ from the default, `without` the phases that lack its second order."""
+    """`changes` are the keys of `phase` that differ from the default,
+    `without` the phases that lack its second order.
+    """
 
     name: str
     changes: tuple[tuple[str, str], ...]
@@ -25,13 +28,14 @@ class Reading:
         return ("every", "epoch") in self.changes
 
     def share(self, p: Fraction, epochs: int) -> Fraction:
-        """The p at which this reading is tried for the paper's `p`, in steps of `epochs` epochs."""
+        """Return the p at which this reading is tried for the paper's `p`, in steps of `epochs` epochs."""
         return ending_on_a_descent(p, epochs) if self.by_epoch and p < 1 else p
 
     def controls(self, p: Fraction, epochs: int) -> list[tuple[str, Fraction]]:
-        """Phases and shares of the controls for the paper's `p`.
+        """Return phases and shares of the controls for the paper's `p`.
 
-        Where whole epochs of all of L cancel, an odd number of them leaves one descent: these controls also train for that one.
+        Where whole epochs of all of L cancel, an odd number of them leaves one descent: these controls also
+        train for that one.
         """
         share = self.share(p, epochs)
         shares = (
@@ -51,7 +55,8 @@ READINGS = (
 
 
 def ending_on_a_descent(p: Fraction, epochs: int) -> Fraction:
-    """The share nearest to p, the smaller of two, that leaves an odd number of epochs: descent, ascent, ..., descent.
+    """Return the share nearest to p, the smaller of two, that leaves an odd number of epochs: descent,
+    ascent, ..., descent.
 
     At least three, as far as there are as many: a single one would be plain training.
     """

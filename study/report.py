@@ -1,4 +1,6 @@
-"""A report from finished runs: reading them, assembling tables and figures, and writing them, into Markdown files too."""
+"""A report from finished runs: reading them, assembling tables and figures, and writing them,
+into Markdown files too.
+"""
 
 import difflib
 import os
@@ -34,11 +36,13 @@ MARKER = re.compile(
 OPENING = re.compile(r"^<!-- results:.*$", re.MULTILINE)
 
 
-# ----------------------------------------------------------------------------------------------------------- reading runs
+# ----------------------------------------------------------------------------------------------- reading runs
 
 
 def read_runs(folders: Sequence[Path], base: Path | None = None) -> Collection:
-    """Every run below the folders, sorted; texts call them by their places relative to `base`, if given."""
+    """Return every run below the folders, sorted; texts call them by their places relative to `base`,
+    if given.
+    """
     for folder in folders:
         if not folder.is_dir():
             raise RunError(f"{folder}: no such folder; name one that holds runs of train.py")
@@ -52,13 +56,14 @@ def read_runs(folders: Sequence[Path], base: Path | None = None) -> Collection:
         cut = sum(run.is_cut for run in runs)
         so_far = f" ({cut} as far as train.last_step asks: without it they continue)" if cut else ""
         raise RunError(
-            f"{places}: none of {len(files)} runs is finished{so_far}; the command that started one resumes it"
+            f"{places}: none of {len(files)} runs is finished{so_far}; the command that started one resumes "
+            "it"
         )
     return collection
 
 
 def read_run(path: Path, base: Path | None) -> RecordedRun:
-    """A run whose metrics can be used; RunError for anything that train.py would not have written."""
+    """Return a run whose metrics can be used; RunError for anything that train.py would not have written."""
     results = read_results(path) or {}
     lacking = [key for key in WANTED_KEYS if key not in results]
     if lacking:
@@ -75,18 +80,21 @@ def read_run(path: Path, base: Path | None) -> RecordedRun:
             )
     except (AttributeError, KeyError, TypeError, ValueError, IndexError) as error:
         raise RunError(
-            f"{path}: not as train.py writes it ({type(error).__name__}: {error}); score the run again or move it away"
+            f"{path}: not as train.py writes it ({type(error).__name__}: {error}); score the run again or "
+            "move it away"
         ) from error
     return run
 
 
-# -------------------------------------------------------------------------------------------------------------- assembling
+# ------------------------------------------------------------------------------------------------- assembling
 
 
 def assemble(
     runs: Collection, tables: Iterable[str], num_images: int = 0, with_figures: bool = True
 ) -> Report:
-    """The report with the tables of these names, and so many test images with what the networks see in them."""
+    """Return the report with the tables of these names, and so many test images
+    with what the networks see in them.
+    """
     made = [SECTIONS[table](runs) for table in tables]
     sections = [section for section in made if section.tables or section.notes]  # what there is something of
     if with_figures:
@@ -125,7 +133,7 @@ def assemble(
 
 
 def describe(runs: Collection) -> list[str]:
-    """What all runs of a report have in common, as sentences."""
+    """Return what all runs of a report have in common, as sentences."""
     config = runs.reference.config
     data, train = config["data"], config["train"]
     protocol = data["protocol"] or f"own steps ({len(runs.steps)})"
@@ -144,7 +152,7 @@ def describe(runs: Collection) -> list[str]:
 
 
 def warnings(runs: Collection) -> list[str]:
-    """Which runs are left out of every table, and why."""
+    """Return which runs are left out of every table, and why."""
     lines = [
         f"{run.place} is left out of every table: it differs from {runs.reference.place} in "
         f"{'; '.join(differences)}. Report on it by itself."
@@ -158,7 +166,7 @@ def warnings(runs: Collection) -> list[str]:
 
 
 def missing(sections: Iterable[Section]) -> list[str]:
-    """What tables want and no finished run provides, each once, with the tables that want it."""
+    """Return what tables want and no finished run provides, each once, with the tables that want it."""
     wanted_by: dict[str, list[str]] = {}
     for section in sections:
         for line in section.missing:
@@ -167,7 +175,7 @@ def missing(sections: Iterable[Section]) -> list[str]:
 
 
 def unfinished_line(run: RecordedRun) -> str:
-    """How far a run is that no table counts."""
+    """Return how far a run is that no table counts."""
     last = run.config["train"]["last_step"]
     why = f", all that train.last_step={last} asks for" if run.is_cut else ""
     return f"{run.place}: {steps_done(run.results['steps'])} of {len(run.steps)} steps{why}"
@@ -186,22 +194,25 @@ def write(report: Report, folder: Path, formats: Iterable[str]) -> list[Path]:
     return [folder / place for place in files]
 
 
-# ----------------------------------------------------------------------------------------------------- Markdown with markers
+# -------------------------------------------------------------------------------------- Markdown with markers
 
 
 def renew(path: Path, check: bool) -> int:
-    """Write the tables between the markers of a Markdown file anew; with `check` only compare, and show the difference.
+    """Write the tables between the markers of a Markdown file anew; with `check` only compare,
+    and show the difference.
 
     Returns the exit code: 1 if the file is not up to date and stays so.
     """
     text = path.read_text(encoding="utf-8")
     if len(OPENING.findall(text)) != len(MARKER.findall(text)):
         raise RunError(
-            f"{path}: a marker is not complete; it is a line <!-- results:<name> <folder> --> and a line <!-- /results -->"
+            f"{path}: a marker is not complete; it is a line <!-- results:<name> <folder> --> and a line "
+            "<!-- /results -->"
         )
     if not MARKER.search(text):
         raise RunError(
-            f"{path}: nothing to renew; put the lines <!-- results:table1 <folder> --> and <!-- /results --> into it"
+            f"{path}: nothing to renew; put the lines <!-- results:table1 <folder> --> and <!-- /results --> "
+            "into it"
         )
     fresh = MARKER.sub(lambda match: renewed(match, path), text)
     if fresh == text:
@@ -220,7 +231,7 @@ def renew(path: Path, check: bool) -> int:
 
 
 def renewed(match: re.Match, path: Path) -> str:
-    """The marker, the table that it names as it is today, and the marker that ends it."""
+    """Return the marker, the table that it names as it is today, and the marker that ends it."""
     table, folder = current_name(match["name"]), match["folder"]
     known = [*SECTIONS, "missing"]
     if table not in known:

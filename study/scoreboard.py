@@ -1,4 +1,5 @@
-"""The section `readings` of a report: the four readings of AlterSGD over p and lambda, their controls, and a scoreboard.
+"""The section `readings` of a report: the four readings of AlterSGD over p and lambda, their controls,
+and a scoreboard.
 
 The scoreboard's criteria stand in docs/altersgd.md; here each is a function of the means over seeds.
 """
@@ -25,7 +26,7 @@ CURVATURE = {
 }
 
 
-# ----------------------------------------------------------------------------------------------------------- the settings
+# ----------------------------------------------------------------------------------------------- the settings
 
 
 def epochs(runs: Collection) -> int:
@@ -39,7 +40,7 @@ def setting_of(
     lambda_a: float | None = None,
     lambda_b: float | None = None,
 ) -> Setting:
-    """The setting that stands for the paper's p and lambdas in this reading."""
+    """Return the setting that stands for the paper's p and lambdas in this reading."""
     base = mib(runs, lambda_a)
     return identity.alternating(
         base, p=reading.share(p, epochs(runs)), lambda_b=lambda_b, **dict(reading.changes)
@@ -52,12 +53,14 @@ def controls_of(runs: Collection, reading: Reading, p: Fraction) -> list[Setting
 
 
 def over_p(runs: Collection, reading: Reading) -> dict[Fraction, Setting]:
-    """The paper's p -> the setting that stands for it; at the last one, 1, nothing alternates."""
+    """Return the paper's p -> the setting that stands for it; at the last one, 1, nothing alternates."""
     return {p: setting_of(runs, reading, p) for p in SIXTHS} | {MIB: mib(runs)}
 
 
 def stops(runs: Collection) -> dict[Fraction, Setting]:
-    """The paper's p -> MiB that stops there, with the learning rates of the whole step; at the last one, 1, it is MiB."""
+    """Return the paper's p -> MiB that stops there, with the learning rates of the whole step;
+    at the last one, 1, it is MiB.
+    """
     return {p: identity.alternating(mib(runs), phase="stop", p=p) for p in (*SIXTHS, MIB)}
 
 
@@ -67,7 +70,9 @@ def over_lambda(runs: Collection, reading: Reading) -> dict[tuple[float, float],
 
 
 def wanted(runs: Collection) -> tuple[dict[str, Setting], dict[str, Setting]]:
-    """What `scripts.reproduce readings` runs over p with the controls, and over lambda, by the names of the tables."""
+    """Return what `scripts.reproduce readings` runs over p with the controls, and over lambda,
+    by the names of the tables.
+    """
     settings, lambdas = [mib(runs)], [mib(runs, x) for x in paper.LAMBDAS]
     for reading in READINGS:
         settings += over_p(runs, reading).values()
@@ -79,11 +84,11 @@ def wanted(runs: Collection) -> tuple[dict[str, Setting], dict[str, Setting]]:
 
 
 def ran(runs: Collection) -> bool:
-    """Whether there is a run of a reading other than the default."""
+    """Return whether there is a run of a reading other than the default."""
     return any(paper.READING.keys() & dict(setting.changes).keys() for setting in runs.cells)
 
 
-# ---------------------------------------------------------------------------------------------------------- the scoreboard
+# --------------------------------------------------------------------------------------------- the scoreboard
 
 
 @dataclass(frozen=True)
@@ -104,7 +109,7 @@ def _mean(runs: Collection, setting: Setting, key: str) -> float | None:
 
 
 def _gain(runs: Collection, ours: Setting, theirs: Setting, key: str, least: float) -> Verdict:
-    """Whether `ours` minus `theirs` is above `least`, over the seeds that both have."""
+    """Return whether `ours` minus `theirs` is above `least`, over the seeds that both have."""
     pair = difference(runs, ours, theirs, key)
     if pair.spread.mean is None:
         return UNKNOWN
@@ -211,7 +216,7 @@ def scoreboard(runs: Collection) -> Table:
     return Table(title, header, rows, rules=[len(rows) - 1])
 
 
-# --------------------------------------------------------------------------------------------------------- the other tables
+# ------------------------------------------------------------------------------------------- the other tables
 
 
 def phase_and_share(setting: Setting) -> str:
@@ -262,7 +267,7 @@ def table_controls(runs: Collection, groups: Sequence[str]) -> Table:
 
 
 def table_of_controls(runs: Collection, groups: Sequence[str]) -> Table:
-    """The controls' own scores."""
+    """Return the controls' own scores."""
     settings = [
         control for p in CONTROLLED_P for reading in READINGS for control in controls_of(runs, reading, p)
     ] + [setting for p, setting in stops(runs).items() if p < MIB]
@@ -286,7 +291,9 @@ def table_over_lambda(runs: Collection, groups: Sequence[str], papers: str) -> T
 
 
 def table_curvature(runs: Collection) -> list[Table]:
-    """What run.flatness logged at the places of a step: the geometric mean over the steps, one line a place."""
+    """Return what run.flatness logged at the places of a step: the geometric mean over the steps,
+    one line a place.
+    """
     settings = {name(runs, mib(runs)): mib(runs)} | {
         f"{reading.name}, p {show_share(s.p)}": s
         for reading in READINGS

@@ -10,7 +10,8 @@ from study.collection import Collection
 from study.identity import Setting
 from study.layouts import Table
 
-# Each choice that the paper leaves open alone, and what its theorem supposes. Step 0 stays shared, as in the paper.
+# Each choice that the paper leaves open alone, and what its theorem supposes. Step 0 stays shared, as in the
+# paper.
 ABLATIONS: list[dict[str, Any]] = [
     *({key: choice} for key, choices in paper.OPEN.items() for choice in choices[1:] if key != "from_step"),
     {"momentum": "off", "batch": "same", "lr": "hold"},
@@ -18,18 +19,20 @@ ABLATIONS: list[dict[str, Any]] = [
 
 
 def groups(runs: Collection) -> list[str]:
-    """The names of the groups of classes that means are over: old, new, all."""
+    """Return the names of the groups of classes that means are over: old, new, all."""
     names = group_names(runs.steps)
     return [names["old"], names["new"], "all"]
 
 
 def paper_header(runs: Collection) -> str:
-    """The title above the paper's numbers, which says so where its recipe was another."""
+    """Return the title above the paper's numbers, which says so where its recipe was another."""
     return "paper" if identity.is_papers(runs.reference.config) else f"paper ({paper.SETTING_IN_WORDS})"
 
 
 def beside_paper(runs: Collection, table: Table) -> Table:
-    """The table; without its last group of columns, the paper's, where these would stand beside numbers of other data."""
+    """Return the table; without its last group of columns, the paper's,
+    where these would stand beside numbers of other data.
+    """
     if identity.is_of_its_data(runs.reference.config):
         return table
     width = table.groups[-1][1]
@@ -43,7 +46,7 @@ def mib(runs: Collection, strength: float | None = None) -> Setting:
 
 
 def consolidate(runs: Collection) -> Setting:
-    """The control of AlterSGD."""
+    """Return the control of AlterSGD."""
     return identity.alternating(mib(runs), phase="consolidate")
 
 
@@ -53,7 +56,9 @@ def altersgd(runs: Collection) -> Setting:
 
 
 def ablations(runs: Collection) -> list[Setting]:
-    """Changes of AlterSGD and of the control that share lambda and p with them: those wanted, then others that ran."""
+    """Changes of AlterSGD and of the control that share lambda and p with them: those wanted,
+    then others that ran.
+    """
     wanted = [identity.alternating(mib(runs), **changes) for changes in ABLATIONS]
     common = ("mib", mib(runs).lambda_a, mib(runs).lambda_a, paper.DEFAULT_P)
     ran = [
@@ -68,7 +73,9 @@ def ablations(runs: Collection) -> list[Setting]:
 
 
 def found(runs: Collection) -> list[Setting]:
-    """Every setting that ran, in the order of table 1, then the control, the ablations and the rest."""
+    """Return every setting that ran, in the order of table 1, then the control,
+    the ablations and the rest.
+    """
     order = [*identity.rows(runs.protocol).values(), consolidate(runs), *ablations(runs)]
     rest = [s for s in runs.cells if s not in order]
     rest.sort(key=lambda s: (s.method, s.phase, s.p, s.lambda_a, s.lambda_b, str(s.changes)))
@@ -81,7 +88,7 @@ def related_methods(runs: Collection) -> list[Setting]:
 
 
 def over_lambda(runs: Collection) -> dict[float, dict[str, Setting]]:
-    """The settings of table 3 for the paper's lambdas and those that ran."""
+    """Return the settings of table 3 for the paper's lambdas and those that ran."""
 
     def at(strength: float) -> dict[str, Setting]:
         return {"MiB": mib(runs, strength), "AlterSGD": pair_of(strength, strength)}
@@ -108,7 +115,9 @@ def pair_of(lambda_a: float, lambda_b: float) -> Setting:
 
 
 def missing(runs: Collection, wanted: Mapping[str, Setting]) -> list[str]:
-    """Of the settings a table wants, those without a finished run for every seed that the table has anywhere."""
+    """Of the settings a table wants, those without a finished run for every seed
+    that the table has anywhere.
+    """
     all_seeds = runs.seeds(wanted.values())
     lines = []
     for label, setting in wanted.items():
@@ -121,10 +130,11 @@ def missing(runs: Collection, wanted: Mapping[str, Setting]) -> list[str]:
 
 
 def left_out(runs: Collection, same: Collection, settings: Iterable[Setting]) -> list[str]:
-    """A note on the seeds that only some of the settings have, and which are not in `same`."""
+    """Return a note on the seeds that only some of the settings have, and which are not in `same`."""
     kept, all_seeds = same.seeds(settings), runs.seeds(settings)
     if kept == all_seeds:
         return []
     return [
-        f"Of the seeds {', '.join(map(str, all_seeds))} only those that all of these have: {', '.join(map(str, kept))}."
+        f"Of the seeds {', '.join(map(str, all_seeds))} only those that all of these have: "
+        f"{', '.join(map(str, kept))}."
     ]

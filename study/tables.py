@@ -1,7 +1,7 @@
 """The tables of the paper with our numbers beside its own, and all tables of a report by name.
 
-A section is made by a function of the collected runs; SECTIONS holds them by the name that `--tables` and the markers of a
-Markdown file use.
+A section is made by a function of the collected runs; SECTIONS holds them by the name that `--tables` and the
+markers of a Markdown file use.
 """
 
 from collections.abc import Callable, Iterable, Sequence

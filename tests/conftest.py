@@ -128,7 +128,9 @@ class Killed(Exception):
 
 
 def walk_until(arguments: list[str], iterations: float = math.inf, kill: bool = False) -> None:
-    """Train in this process, which is asked to stop, or killed, in the iteration after so many of all steps."""
+    """Train in this process, which is asked to stop, or killed,
+    in the iteration after so many of all steps.
+    """
     import train
     from engine.arguments import read_config
     from engine.ranks import start_ranks
@@ -173,8 +175,10 @@ def keep_signal_handlers():
 
 @pytest.fixture(autouse=True)
 def event_files_in_order(monkeypatch):
-    """TensorBoard reads event files in the order of their names, which end in a count per process: after a second's 9 comes
-    its 10, which sorts before. A process that trains does not open ten in a second; a process that tests does."""
+    """TensorBoard reads event files in the order of their names, which end in a count per process: after a
+    second's 9 comes its 10, which sorts before. A process that trains does not open ten in a second; a
+    process that tests does.
+    """
     writer = sys.modules.get("tensorboard.summary.writer.event_file_writer")
     if writer is not None:
         monkeypatch.setattr(writer, "_global_uid", writer.AtomicCounter(0))

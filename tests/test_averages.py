@@ -44,7 +44,7 @@ def network(*num_classes: int) -> torch.nn.Module:
     return model
 
 
-# ---- the formula -------------------------------------------------------------------------------------------------------
+# ---- the formula -------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("step", STEPS[1:], ids=["one new class", "two new classes"])
@@ -92,7 +92,7 @@ def test_of_mibs_lowering_the_background_keeps_a_share(toy_run):
     assert torch.equal(after[1:], before[1:])
 
 
-# ---- in a step ---------------------------------------------------------------------------------------------------------
+# ---- in a step ---------------------------------------------------------------------------------------------
 
 
 def test_what_is_saved_is_the_fusion_of_the_old_checkpoint_and_the_trained_model(
@@ -160,7 +160,7 @@ def test_two_ranks_fuse_to_the_weights_of_one(method, toy_arguments, tmp_path):
     assert max((one[name] - two[name]).abs().max().item() for name in one) < 1e-9
 
 
-# ---- which run it is ---------------------------------------------------------------------------------------------------
+# ---- which run it is ---------------------------------------------------------------------------------------
 
 
 def test_a_run_with_ewf_is_told_apart_from_one_without():

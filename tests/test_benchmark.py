@@ -1,4 +1,7 @@
-"""scripts.benchmark: that its instruments are right, and that every part runs. The measurements are for quiet machines."""
+"""scripts.benchmark: that its instruments are right, and that every part runs.
+
+The measurements are for quiet machines.
+"""
 
 import json
 import time
@@ -49,7 +52,7 @@ def images(tmp_path_factory):
     return root
 
 
-# ------------------------------------------------------------------------------------------------------- instruments
+# ------------------------------------------------------------------------------------------------ instruments
 
 
 def test_variants_take_turns_after_the_warm_ups():
@@ -239,7 +242,7 @@ def test_times_of_different_batches_are_compared_by_the_image(monkeypatch):
     assert training.per_image(trainee)() == 0.5
 
 
-# ----------------------------------------------------------------------------------------------------------- the tool
+# --------------------------------------------------------------------------------------------------- the tool
 
 
 def test_every_part_is_known_here():

@@ -214,7 +214,7 @@ def test_wrong_protocols_are_refused_before_the_scan(voc, tmp_path, capsys, monk
         assert said in capsys.readouterr().err
 
 
-# --- real data -------------------------------------------------------------------------------------------------------
+# --- real data ----------------------------------------------------------------------------------------------
 
 
 def test_official_numbers_are_those_of_the_official_lists(shared):

@@ -29,7 +29,7 @@ def place(tmp_path):
     return tmp_path / "run" / "resume.pt"
 
 
-# ---- writing ----------------------------------------------------------------------------------------------------------
+# ---- writing -----------------------------------------------------------------------------------------------
 
 
 def test_saved_state_comes_back_and_nothing_else_is_left(place):
@@ -85,7 +85,7 @@ def test_keep_previous_sets_the_old_file_aside(keep, place):
         assert same_state(checkpoint.load(previous_path(place)), toy_state(2))
 
 
-# ---- damage -----------------------------------------------------------------------------------------------------------
+# ---- damage ------------------------------------------------------------------------------------------------
 
 
 def harmless_or_refused(path, contents: bytes) -> bool:
@@ -158,7 +158,7 @@ def test_load_newest_gives_up_when_both_are_damaged(place):
     assert len(told) == 2
 
 
-# ---- files that are not ours ------------------------------------------------------------------------------------------
+# ---- files that are not ours -------------------------------------------------------------------------------
 
 
 class Malice:
@@ -260,7 +260,7 @@ def test_missing_files_and_folders_are_a_checkpoint_error(tmp_path):
             checkpoint.load(path)
 
 
-# ---- one run per folder -----------------------------------------------------------------------------------------------
+# ---- one run per folder ------------------------------------------------------------------------------------
 
 
 def test_a_folder_has_one_holder_at_a_time(tmp_path):
@@ -277,7 +277,8 @@ def test_a_folder_has_one_holder_at_a_time(tmp_path):
 def test_the_lock_dies_with_its_process(tmp_path):
     code = (
         "import sys, pathlib; from engine.run_folder import RunFolder\n"
-        "folder = RunFolder(pathlib.Path(sys.argv[1])); folder.lock(); print('held', flush=True); sys.stdin.read()"
+        "folder = RunFolder(pathlib.Path(sys.argv[1])); folder.lock(); print('held', flush=True); "
+        "sys.stdin.read()"
     )
     command = [sys.executable, "-c", code, str(tmp_path)]
     root = Path(checkpoint.__file__).parents[1]

@@ -39,7 +39,7 @@ def overlay(tmp_path):
     return write
 
 
-# ---------------------------------------------------------------------------------------------------- shipped files
+# ---------------------------------------------------------------------------------------------- shipped files
 
 
 def test_base_holds_every_key_and_the_model_no_default():
@@ -134,7 +134,7 @@ def test_quickstart_leaves_room_for_method_and_phase():
     assert (config.data.crop, config.model.body, config.method.name) == (64, "resnet_tiny", "mib")
 
 
-# ----------------------------------------------------------------------------------------------------- what wins
+# -------------------------------------------------------------------------------------------------- what wins
 
 
 def test_later_layers_win_and_the_command_line_wins_over_all(overlay):
@@ -210,7 +210,7 @@ def test_config_is_frozen():
         load_config([]).optim.lr = 1.0
 
 
-# ----------------------------------------------------------------------------------------------------- problems
+# --------------------------------------------------------------------------------------------------- problems
 
 
 HALVES = "is not one of iteration, epoch or a number of iterations from 1 on"
@@ -233,7 +233,8 @@ HALVES = "is not one of iteration, epoch or a number of iterations from 1 on"
         ("train.amp=false", "train.amp: false is not one of off, bf16, fp16"),
         (
             "data.mode=overlaped",
-            "data.mode: 'overlaped' is not one of disjoint, overlapped, sequential, partitioned (did you mean overl",
+            "data.mode: 'overlaped' is not one of disjoint, overlapped, sequential, partitioned (did you "
+            "mean overl",
         ),
         ("model.output_stride=32", "model.output_stride: 32 is not one of 8, 16"),
         ("optim.lr='1e-3'", "optim.lr: '1e-3' is not a number but text"),
@@ -302,7 +303,8 @@ HALVES = "is not one of iteration, epoch or a number of iterations from 1 on"
         ("phase.every=[1]", f"phase.every: [1] {HALVES}"),
         (
             "phase={name: consolidate, flip: all}",
-            "phase.flip: 'all' is not for phase.name consolidate, which is the control of seg; those of all are pause and stop",
+            "phase.flip: 'all' is not for phase.name consolidate, which is the control of seg; those of all "
+            "are pause and stop",
         ),
         ("model.dilations=6", "model.dilations: 6 is not a list"),
         ("method.options=3", "method.options: 3 is not a mapping"),
@@ -333,7 +335,8 @@ def test_choices_of_the_caller():
         for name in names:
             registry.register(name)(object)
     assert problems("method.name=mip", "model.body=resnet", registries=[methods, bodies]) == [
-        "method.name: 'mip' is not one of ewc, ft, ilt, lwf, lwf_mc, mib, pi, plop, rw (did you mean mib?) [command line]",
+        "method.name: 'mip' is not one of ewc, ft, ilt, lwf, lwf_mc, mib, pi, plop, rw (did you mean mib?) "
+        "[command line]",
         "model.body: 'resnet' is not one of resnet101 (did you mean resnet101?) [command line]",
     ]
 
@@ -415,7 +418,7 @@ def test_dotted_keys_in_a_file_are_explained(overlay):
     )
 
 
-# ------------------------------------------------------------------------------------------- dumps and differences
+# -------------------------------------------------------------------------------------- dumps and differences
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,7 @@ def names(samples):
     return [sample.name for sample in samples]
 
 
-# --- layouts ---------------------------------------------------------------------------------------------------------
+# --- layouts ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_class_names_refused(tmp_path, text, said):
         read_class_names(tmp_path / "classes.txt")
 
 
-# --- what is refused -------------------------------------------------------------------------------------------------
+# --- what is refused ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", data.DATASETS)
@@ -214,7 +214,7 @@ def test_lists_may_have_windows_line_ends_suffixes_and_absolute_paths_inside(tmp
     assert names(load_dataset("voc", tmp_path).train) == ["a", "b", "c"]
 
 
-# --- the index -------------------------------------------------------------------------------------------------------
+# --- the index ----------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -339,7 +339,7 @@ def test_images_of_every_kind_become_rgb(tmp_path):
         assert read_image(path).shape == (3, 4, 3)
 
 
-# --- damaged files ---------------------------------------------------------------------------------------------------
+# --- damaged files ------------------------------------------------------------------------------------------
 
 FUZZ = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 DAMAGE = st.tuples(
@@ -384,7 +384,7 @@ def test_any_list_is_read_or_refused(tmp_path, text):
     assert all(base in path.resolve().parents for p in samples for path in (p.image, p.mask))
 
 
-# --- colour masks ----------------------------------------------------------------------------------------------------
+# --- colour masks -------------------------------------------------------------------------------------------
 
 
 def make_colour(path: Path, labels: np.ndarray) -> None:
@@ -442,7 +442,7 @@ def test_convert_masks_with_own_colours(tmp_path, capsys):
     assert read_mask(folder / "a.png").tolist() == [[0, 1, 255]]
 
 
-# --- steps -----------------------------------------------------------------------------------------------------------
+# --- steps --------------------------------------------------------------------------------------------------
 
 CLASSES = [frozenset(row) for row in ([1], [1, 2], [2], [2, 3], [3, 4], [4], [])]
 NAMES = [f"image{i}" for i in range(len(CLASSES))]

@@ -65,7 +65,8 @@ def test_two_ranks_end_with_the_weights_of_one_process(method, accumulate, phase
         f"method.strength={'null' if method == 'plop' else 10}",  # PLOP's is 0.01; 10 magnifies rounding
     )
     for world, name in ((1, "one"), (2, "two")):
-        # In one process the synchronised norm sees micro-batches of 4 / accumulate images, so cut alike for two.
+        # In one process the synchronised norm sees micro-batches of 4 / accumulate images, so cut alike for
+        # two.
         arguments = toy_arguments(*options, name=name)
         multiprocessing.spawn(train_rank, (world, free_port(), arguments), nprocs=world)
     for step in (0, 1):
@@ -83,7 +84,9 @@ def test_two_ranks_end_with_the_weights_of_one_process(method, accumulate, phase
 
 
 def watched_rank(rank: int, world: int, port: int, arguments: list[str], code: int) -> None:
-    """Train, told to stop in the first iteration if the exit code is to be that, and look what is left when the group is left."""
+    """Train, told to stop in the first iteration if the exit code is to be that,
+    and look what is left when the group is left.
+    """
     become_rank(rank, world, port)
     students, left, wrap, leave = [], [], engine.step.wrap, dist.destroy_process_group
 

@@ -39,7 +39,7 @@ NOT_OURS = {"cd", "export", "git", "pip", "pre-commit", "sbatch", "squeue", "ten
 WITH_PATCH = "<!-- with the patch -->"  # stands before commands that need the worked example's files
 
 
-# ---- reading a document -----------------------------------------------------------------------------------------------
+# ---- reading a document ------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,8 @@ def split(path: Path) -> tuple[tuple[Block, ...], str]:
 
 
 def commands(block: Block) -> list[tuple[int, list[str]]]:
-    """Line and words of each command of a shell block: comments left out, continued lines joined, && and | split."""
+    """Line and words of each command of a shell block: comments left out, continued lines joined, && and |
+    split."""
     found, words, first = [], [], None
     if block.text.startswith(FIRST_LINE_OF_A_SCRIPT):  # what it launches: the rest is shell
         launched = re.findall(
@@ -126,7 +127,7 @@ def inline_code(path: Path) -> list[tuple[int, str]]:
     return [(number, code) for number, line in lines for code in re.findall(r"`([^`]+)`", line)]
 
 
-# ---- commands ---------------------------------------------------------------------------------------------------------
+# ---- commands ----------------------------------------------------------------------------------------------
 
 
 class Parsed(Exception):
@@ -233,7 +234,7 @@ def test_wrong_commands_are_noticed(command, monkeypatch):
         check_command(shlex.split(command), monkeypatch)
 
 
-# ---- links and keys ---------------------------------------------------------------------------------------------------
+# ---- links and keys ----------------------------------------------------------------------------------------
 
 
 def links(path: Path) -> list[tuple[int, str]]:
@@ -340,7 +341,7 @@ def test_what_is_wrong_is_noticed(test, wrong):
         test(EXAMPLE, wrong)
 
 
-# ---- what single documents say -------------------------------------------------------------------------------------------
+# ---- what single documents say -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", sorted(METHODS))
@@ -457,12 +458,13 @@ def test_the_citation_is_readable():
     assert "2107.05804" in citation["preferred-citation"]["url"] in (ROOT / "README.md").read_text("utf-8")
 
 
-# ---- the worked example -----------------------------------------------------------------------------------------------
+# ---- the worked example ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def example(tmp_path, monkeypatch) -> Path:
-    """A folder with the files that the patches of the document make; its method is registered for this test only."""
+    """A folder with the files that the patches of the document make; its method is registered for this test
+    only."""
     if shutil.which("git") is None:
         pytest.skip("git is not installed: it applies the patches of the document")
     for block in split(EXAMPLE)[0]:

@@ -73,10 +73,12 @@ def server():
 
 @pytest.fixture
 def download(tmp_path, server):
-    """Runs a download script into tmp_path/data; `real_check` runs check_data instead of naming its arguments."""
+    """Runs a download script into tmp_path/data; `real_check` runs check_data instead of naming its
+    arguments."""
     python = tmp_path / "python"
     python.write_text(
-        f'#!/bin/sh\ncase "$*" in "-m scripts.check_data"*) echo "checking $*"; exit 0 ;; esac\nexec {sys.executable} "$@"\n'
+        '#!/bin/sh\ncase "$*" in "-m scripts.check_data"*) echo "checking $*"; exit 0 ;; esac\n'
+        f'exec {sys.executable} "$@"\n'
     )
     python.chmod(0o755)
 
@@ -144,7 +146,7 @@ def data_folder(tmp_path) -> set[str]:
     return {path.name for path in (tmp_path / "data").iterdir()}
 
 
-# --- fetching --------------------------------------------------------------------------------------------------------
+# --- fetching -----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -241,7 +243,7 @@ def test_help_and_wrong_arguments(download, script, server):
     assert wrong.returncode == 1 and "--wrong" in wrong.stderr and not server.requests
 
 
-# --- ADE20K ----------------------------------------------------------------------------------------------------------
+# --- ADE20K -------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -280,7 +282,7 @@ def test_ade_with_an_md5_of_ones_own(download, ade_zip):
     assert download("download_ade.sh", ADE_MD5=md5(ade_zip)).returncode == 0
 
 
-# --- VOC and SBD -----------------------------------------------------------------------------------------------------
+# --- VOC and SBD --------------------------------------------------------------------------------------------
 
 
 def write(folder: Path, files: dict[str, bytes]) -> Path:

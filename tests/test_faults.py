@@ -1,4 +1,5 @@
-"""Faults injected for real: signals, full disks, corrupt bytes, dying processes. Nothing may be lost or silently wrong."""
+"""Faults injected for real: signals, full disks, corrupt bytes, dying processes. Nothing may be lost or
+silently wrong."""
 
 import json
 import os
@@ -81,7 +82,8 @@ def test_a_signal_saves_and_leaves_with_code_75(number, toy_arguments, tmp_path)
 def test_a_signal_to_every_process_leaves_the_loaders_alive_until_all_is_saved(
     number, toy_arguments, tmp_path
 ):
-    """A terminal, timeout and Slurm signal them all; a run without its loaders would end before it has saved."""
+    """A terminal, timeout and Slurm signal them all; a run without its loaders would end before it has
+    saved."""
     arguments, folder = toy_arguments("train.epochs=2000", "data.workers=2"), tmp_path / "runs/run"
     code, errors = stopped_run(arguments, folder, lambda pid: os.killpg(pid, number))
     assert code == train.STOPPED_BY_SIGNAL and "stopped at step 0, iteration" in errors, errors

@@ -1,4 +1,5 @@
-"""metrics.flatness and metrics.landscape against closed forms and dense Hessians, and scripts.flatness on a toy run."""
+"""metrics.flatness and metrics.landscape against closed forms and dense Hessians, and scripts.flatness on a
+toy run."""
 
 import json
 import math
@@ -20,7 +21,7 @@ from metrics import flatness, landscape
 from models.norm import ABN
 from scripts import flatness as script
 
-# Closed forms -----------------------------------------------------------------------------------------------------------
+# Closed forms -----------------------------------------------------------------------------------------------
 
 
 def quadratic(matrix: Tensor, seed: int = 0):
@@ -164,7 +165,7 @@ def test_the_size_of_the_batches_is_no_matter():
     assert metrics[2] == pytest.approx(metrics[0], rel=1e-9)
 
 
-# A network with ABN -----------------------------------------------------------------------------------------------------
+# A network with ABN -----------------------------------------------------------------------------------------
 
 
 class TinyNet(nn.Module):
@@ -267,7 +268,7 @@ def test_an_interrupted_measurement_leaves_the_model_as_it_was(tiny):
     assert all(torch.equal(value, before[name]) for name, value in net.state_dict().items())
 
 
-# Landscape --------------------------------------------------------------------------------------------------------------
+# Landscape --------------------------------------------------------------------------------------------------
 
 
 def test_filters_of_a_direction_are_as_long_as_those_of_the_weights(tiny):
@@ -318,7 +319,7 @@ def test_a_line_that_sags_has_no_barrier():
     assert landscape.barrier([2.0, 0.5, 1.0], [0.0, 0.5, 1.0]) == 0
 
 
-# The script -------------------------------------------------------------------------------------------------------------
+# The script -------------------------------------------------------------------------------------------------
 
 QUICK = ("--pictures", "2", "--batch", "2", "--top", "0", "--probes", "2")
 
@@ -436,7 +437,8 @@ def test_which_labels_and_images_are_measured(toy_run):
     assert set(labels["train"].tolist()) == {0, 3}
     assert set(labels["old"].tolist()) == {0, 1, 2}
     assert set(labels["test"].tolist()) == {0, 1, 2, 3, 255}
-    # The l_seg of the step that made the labels: in step 1 the background may be any old class, in step 0 it is itself.
+    # The l_seg of the step that made the labels: in step 1 the background may be any old class, in step 0 it
+    # is itself.
     logits, background = torch.randn(1, 4, 2, 2), torch.zeros(1, 2, 2, dtype=torch.long)
     losses = {kind: batches.of(kind)[0].segmentation_loss(logits, background) for kind in labels}
     plain = nn.functional.cross_entropy(logits, background)

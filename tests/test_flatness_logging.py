@@ -243,7 +243,8 @@ def test_a_method_that_freezes_the_backbone_is_measured_by_the_rest(
     assert found["squared_gradient_norm"] == pytest.approx(norm, rel=1e-3)
     assert all(value > 0 for value in found.values())
 
-    # The same at the finished model, whose step began with classes that the checkpoint before it does not have.
+    # The same at the finished model, whose step began with classes that the checkpoint before it does not
+    # have.
     quick = ("--pictures", "2", "--batch", "2", "--top", "0", "--probes", "0", "--on", "old")
     assert script.main([str(run), *quick]) == 0
     assert f"{sum(p.numel() for p in parameters):,} parameters" in capsys.readouterr().out

@@ -64,7 +64,9 @@ def test_a_teacher_says_the_same_with_channels_last_and_every_norm(body, norm):
 
 
 class OtherBackbone(nn.Module):
-    """Norms come before their convolutions, as names alone would not tell, or are torch's, which scale by the signed weight."""
+    """Norms come before their convolutions, as names alone would not tell, or are torch's,
+    which scale by the signed weight.
+    """
 
     out_channels = 4
 

@@ -1,4 +1,6 @@
-"""fp16 with a gradient scaler, rehearsed on a CPU: real half precision, and an update that the scaler skips."""
+"""fp16 with a gradient scaler, rehearsed on a CPU: real half precision,
+and an update that the scaler skips.
+"""
 
 import copy
 import math
@@ -16,7 +18,9 @@ FIRST_SCALE = 2.0**16
 
 
 class OverflowsAtFirst(torch.amp.GradScaler):
-    """The loss overflows as long as the scale is the first one: what a resumed run meets depends on what it saved."""
+    """The loss overflows as long as the scale is the first one:
+    what a resumed run meets depends on what it saved.
+    """
 
     def scale(self, outputs: Tensor) -> Tensor:
         return super().scale(outputs) * (math.inf if self.get_scale() == FIRST_SCALE else 1.0)

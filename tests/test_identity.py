@@ -1,4 +1,5 @@
-"""A number is stored with everything it depends on: what differs between two starts or two runs is refused or said."""
+"""A number is stored with everything it depends on: what differs between two starts or two runs is refused or
+said."""
 
 import json
 import os
@@ -63,7 +64,7 @@ def resave(path: Path, *without: str, **changes) -> None:
     checkpoint.save(state | changes, path)
 
 
-# ---- what a run started from ----------------------------------------------------------------------------------------------
+# ---- what a run started from -------------------------------------------------------------------------------
 
 
 def test_a_changed_start_from_is_refused(first, start, tmp_path, capsys):
@@ -114,7 +115,7 @@ def test_an_older_folder_learns_once_what_it_started_from(first, start, toy_argu
     assert "does not tell" not in capsys.readouterr().out
 
 
-# ---- with what objective a step was trained ------------------------------------------------------------------------------
+# ---- with what objective a step was trained ----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("is_old", [False, True])
@@ -163,7 +164,7 @@ def test_a_checkpoint_that_tells_nothing_of_its_training_is_taken_with_a_word(fi
     assert "does not tell with which objective" in capsys.readouterr().out
 
 
-# ---- what a step leaves to a method ---------------------------------------------------------------------------------------
+# ---- what a step leaves to a method ------------------------------------------------------------------------
 
 
 class Counting(Method):
@@ -197,7 +198,7 @@ def test_a_method_that_refuses_its_state_is_named(toy_arguments, monkeypatch, ca
     assert "method 'ft' refuses what step 0 left for it" in message and "keeps no state" in message
 
 
-# ---- weights by content ---------------------------------------------------------------------------------------------------
+# ---- weights by content ------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -287,7 +288,7 @@ def test_imagenet_stays_imagenet_without_looking_for_its_file():
     assert run_differences(config.model_dump(), {}, config, None) == ([], [])
 
 
-# ---- starting after a later step ------------------------------------------------------------------------------------------
+# ---- starting after a later step ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -385,7 +386,7 @@ def test_metrics_behind_a_missing_checkpoint_do_not_count(three, toy_arguments, 
     assert [step["step"] for step in results_of(whole)["steps"]] == [0]
 
 
-# ---- the copy of what a run started from ----------------------------------------------------------------------------------
+# ---- the copy of what a run started from -------------------------------------------------------------------
 
 
 def test_a_run_shares_no_file_with_the_one_it_started_from(first, start, tmp_path):
@@ -438,7 +439,7 @@ def test_a_swapped_copy_of_the_start_is_refused(first, start, tmp_path, capsys):
     assert "is another model than" in capsys.readouterr().err
 
 
-# ---- class names ------------------------------------------------------------------------------------------------------------
+# ---- class names -------------------------------------------------------------------------------------------
 
 
 @pytest.fixture

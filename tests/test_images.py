@@ -62,7 +62,7 @@ def make_folder(root: Path, masks: dict[str, np.ndarray], classes: str) -> Path:
     return root
 
 
-# --- one reader ------------------------------------------------------------------------------------------------------
+# --- one reader ---------------------------------------------------------------------------------------------
 
 
 def write_odd(kind: str, folder: Path) -> tuple[Path, int]:
@@ -160,7 +160,7 @@ def test_a_mask_in_few_bits_of_grey_is_refused(bits, tmp_path):
         read_mask(tmp_path / "m.png")
 
 
-# --- what may be opened ----------------------------------------------------------------------------------------------
+# --- what may be opened -------------------------------------------------------------------------------------
 
 POSTSCRIPT = b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 12 8\n%%EndComments\nshowpage\n%%EOF\n"
 
@@ -239,7 +239,7 @@ def test_a_pipe_as_a_list_of_classes_is_refused(tmp_path, capsys, five_seconds):
     assert "classes.txt: cannot be read as text (it is no file)" in told.out + told.err
 
 
-# --- content ---------------------------------------------------------------------------------------------------------
+# --- content ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("kind", ["image", "mask"])
@@ -278,7 +278,7 @@ def test_content_is_the_same_elsewhere_and_comes_from_the_cache(tmp_path, monkey
     assert len(digests) == 1
 
 
-# --- values without a name -------------------------------------------------------------------------------------------
+# --- values without a name ----------------------------------------------------------------------------------
 
 
 def test_a_mask_value_without_a_name_is_refused_unless_it_is_void(tmp_path):
@@ -301,7 +301,7 @@ def test_values_without_a_name_are_void_in_training_and_testing():
     assert table[:3].tolist() == [0, 1, 0] and set(table[3:]) == {255}
 
 
-# --- check_data on mask values ---------------------------------------------------------------------------------------
+# --- check_data on mask values ------------------------------------------------------------------------------
 
 
 def scene(sky: int, road: int, void: int | None, others=()) -> np.ndarray:
@@ -370,7 +370,7 @@ def test_masks_that_count_as_the_names_do_are_complete(mask, tmp_path, capsys):
     assert capsys.readouterr().out.endswith("\ncomplete\n")
 
 
-# --- convert_masks ---------------------------------------------------------------------------------------------------
+# --- convert_masks ------------------------------------------------------------------------------------------
 
 
 def colours_file(folder: Path, text: str) -> list[str]:

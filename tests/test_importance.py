@@ -27,7 +27,8 @@ def min_max(values: list[float]) -> list[float]:
 
 
 class SlowImportance:
-    """The statistics of one kind over the steps, from the recorded (theta, gradient of l_seg) of each iteration."""
+    """The statistics of one kind over the steps, from the recorded (theta, gradient of l_seg) of each
+    iteration."""
 
     def __init__(self, kind: str) -> None:
         self.kind = kind
@@ -70,7 +71,8 @@ class SlowImportance:
 
 
 def slow_pull(theta: Floats, anchor: Floats, omega: Floats, keep: float, learning_rate: float) -> Floats:
-    """The gradient of keep * R, held back where an update would go beyond the anchor, or as far away from it."""
+    """The gradient of keep * R, held back where an update would go beyond the anchor, or as far away from
+    it."""
     limit = 1 / (2 * abs(keep) * learning_rate)
     return {
         name: [
@@ -203,7 +205,8 @@ def test_a_step_without_a_data_gradient_leaves_the_fisher_alone():
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_step_that_observes_nothing_still_ends(name):
-    # Consolidate with p = 0 never learns: old parameters keep their statistics and new ones have not mattered.
+    # Consolidate with p = 0 never learns: old parameters keep their statistics and new ones have not
+    # mattered.
     method, model = after_one_step(name)
     old = {key: value.clone() for key, value in method.omega.items()}
     iterate(method, model, Consolidate(0, 3.0), make_optimizer(model), range(1, 6), 5)
@@ -251,7 +254,7 @@ def test_an_ascent_observes_the_same_as_a_descent(name, step, keep):
     assert any(omega.any() for omega in methods[1.0].omega.values())
 
 
-# The penalty --------------------------------------------------------------------------------------------------------
+# The penalty ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -329,7 +332,8 @@ def test_a_pull_beyond_the_anchor_is_cut_back_to_it(name):
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("flip", ["seg", "all"])
 def test_pulls_over_a_step_are_those_of_the_slow_reference(flip, name):
-    """In a descent towards the anchor; in an ascent too with flip seg, and with flip all away from it by the same rule."""
+    """In a descent towards the anchor; in an ascent too with flip seg, and with flip all away from it by the
+    same rule."""
     method, model = after_one_step(name, total=24)
     phase, total, learning_rate = AlterSGD(0.25, 40.0, 30.0, flip=flip, every=2), 8, 0.05
     optimizer = make_optimizer(model)
@@ -443,7 +447,7 @@ def test_a_strong_penalty_holds_the_old_weights(name):
     assert 0 < distance(5.0) < distance(0.0)
 
 
-# State --------------------------------------------------------------------------------------------------------------
+# State ------------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cut", [0, 7, 14])

@@ -22,7 +22,10 @@ def network() -> nn.Module:
 
 
 class Pointwise(nn.Module):
-    """Logits of a pixel depend on that pixel alone: no tiling may change them. Remembers what it was shown."""
+    """Logits of a pixel depend on that pixel alone: no tiling may change them.
+
+    Remembers what it was shown.
+    """
 
     def __init__(self):
         super().__init__()
@@ -43,7 +46,7 @@ def logits_of(network: nn.Module, images: Tensor) -> Tensor:
     return network(images).logits
 
 
-# ---- whole images ---------------------------------------------------------------------------------------------------
+# ---- whole images ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("size", [(16, 16), (32, 48), (64, 16)])
@@ -74,7 +77,7 @@ def test_no_gradients_are_kept(network):
     assert not predict(network, random_images(16, 16)).requires_grad
 
 
-# ---- sliding windows --------------------------------------------------------------------------------------------------
+# ---- sliding windows ---------------------------------------------------------------------------------------
 
 
 def test_a_window_of_the_size_of_the_image_is_the_whole_image(network):
@@ -130,7 +133,7 @@ def test_starts_by_hand():
     assert _starts(35, 16) == [0, 8, 16, 19]
 
 
-# ---- flips and scales -------------------------------------------------------------------------------------------------
+# ---- flips and scales --------------------------------------------------------------------------------------
 
 
 def test_one_scale_without_flip_gives_logits(network):

@@ -28,7 +28,8 @@ NAMES = [f"{name}_seed1" for name in ("step0", *FEW)]
 
 pytestmark = pytest.mark.usefixtures("at_the_root")
 
-# Stands in for train.py: writes what a run leaves, fails, hangs until it is told to stop, or dies, as `behave/<name>` says.
+# Stands in for train.py: writes what a run leaves, fails, hangs until it is told to stop, or dies, as
+# `behave/<name>` says.
 FAKE = """
 import json, os, pathlib, shutil, signal, sys, time
 here = pathlib.Path(__file__).parent
@@ -121,7 +122,7 @@ def study(tmp_path, toy_voc, monkeypatch) -> Study:
     return Study(tmp_path, toy_voc)
 
 
-# ---- running: train.py replaced ---------------------------------------------------------------------------------------------
+# ---- running: train.py replaced ----------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -198,7 +199,8 @@ def test_some_rows_alone_in_their_own_order(study, capsys):
 
 
 def test_metrics_that_came_without_their_run_count_if_whole_and_made_as_planned(study, capsys):
-    """As they stand in results/ or come from another machine: results.json, which holds the config, and nothing else."""
+    """As they stand in results/ or come from another machine: results.json, which holds the config, and
+    nothing else."""
     configs = {job.name: json.loads(config.model_dump_json()) for job, config in study.jobs("table1").items()}
     step = {"seconds": 3.0, "iterations": 6}
 
@@ -344,7 +346,7 @@ def test_commands():
     )
 
 
-# ---- submitit -----------------------------------------------------------------------------------------------------------------
+# ---- submitit ----------------------------------------------------------------------------------------------
 
 
 class Stop:
@@ -433,7 +435,8 @@ FAKE_SLURM = {
     "srun": "",
     "sbatch": 'n=$(ls "$SLURM_FAKE" | wc -l); cp "$1" "$SLURM_FAKE/job_$n"; echo "Submitted batch job 10$n"',
     "scancel": 'echo "$@" >>"$SLURM_FAKE.cancelled"',
-    "sacct": 'echo "JobID|State"; for n in 0 1 2 3; do for i in "" _0 _1; do echo "10$n$i|CANCELLED"; done; done',
+    "sacct": 'echo "JobID|State"; '
+    'for n in 0 1 2 3; do for i in "" _0 _1; do echo "10$n$i|CANCELLED"; done; done',
 }
 
 
@@ -509,7 +512,8 @@ def test_a_cluster_without_accounts_is_asked_for_its_queue(study, slurm, capfd, 
     monkeypatch.setattr(core._time, "time", clock := FastClock(time.time))
     jobs = slurm(
         sacct='echo "Slurm accounting storage is disabled" >&2; exit 1',
-        squeue='echo "$@" >>"$SLURM_FAKE.asked"; [ $(wc -l <"$SLURM_FAKE.asked") -gt 2 ] || echo "100|RUNNING"',
+        squeue='echo "$@" >>"$SLURM_FAKE.asked"; '
+        '[ $(wc -l <"$SLURM_FAKE.asked") -gt 2 ] || echo "100|RUNNING"',
     )
     (task,) = fake_tasks(study, "only")
     events = [event for _, event in run_on_cluster([task], Stop(), study.folder / "submitit")]
@@ -530,7 +534,7 @@ class FastClock:
         return self.time_of_day() + 3600 * self.calls
 
 
-# ---- running: train.py itself ---------------------------------------------------------------------------------------------------
+# ---- running: train.py itself ------------------------------------------------------------------------------
 
 SMALL = (
     *("data.crop=32", "data.workers=0", "model.head_channels=8", "train.batch_size=4", "train.device=cpu"),
@@ -571,7 +575,8 @@ def test_killed_and_interrupted_runs_end_like_undisturbed_ones(tmp_path, toy_voc
 
 
 def at_step_0(study: Study, act) -> None:
-    """Once the run `step0_seed1` has written one more checkpoint inside its step, call `act` with its process."""
+    """Once the run `step0_seed1` has written one more checkpoint inside its step, call `act` with its
+    process."""
     resume = study.runs / "step0_seed1/resume.pt"
 
     def written() -> int:

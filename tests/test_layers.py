@@ -7,7 +7,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 LEAVES = ("configs", "data", "models", "methods", "metrics", "tracking")
-# What every leaf may know of another: steps and classes, what a user's mistake is, and how things are chosen by name.
+# What every leaf may know of another: steps and classes, what a user's mistake is, and how things are chosen
+# by name.
 VOCABULARY = {"configs.errors", "configs.registry", "data.protocols"}
 # What else a leaf may know of another, and why.
 BETWEEN_LEAVES = {

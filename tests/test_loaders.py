@@ -47,7 +47,7 @@ def positions(loader):
     return [labels[:, 0, 0].tolist() for _, labels in loader]
 
 
-# --- transforms ------------------------------------------------------------------------------------------------------
+# --- transforms ---------------------------------------------------------------------------------------------
 
 
 def test_train_transform_moves_image_and_mask_together():
@@ -98,7 +98,7 @@ def test_normalise():
     assert normalise(batch, torch.bfloat16).dtype == torch.bfloat16
 
 
-# --- one image -----------------------------------------------------------------------------------------------------
+# --- one image ----------------------------------------------------------------------------------------------
 
 
 def same(a, b):
@@ -149,7 +149,7 @@ def test_a_mask_resized_meanwhile_is_named(tmp_path):
         StepDataset(samples, KEEP)[0, 0]
 
 
-# --- training batches ------------------------------------------------------------------------------------------------
+# --- training batches ---------------------------------------------------------------------------------------
 
 
 def test_workers_change_nothing(dataset):
@@ -232,7 +232,7 @@ def test_batch_that_cannot_be_cut(dataset):
         train_loader(dataset, batch_size=4, iterations=[1], world=3)
 
 
-# --- evaluation batches ----------------------------------------------------------------------------------------------
+# --- evaluation batches -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("world", "workers"), [(1, 0), (2, 0), (4, 0), (16, 0), (2, 2)])

@@ -1,4 +1,6 @@
-"""Every loss against a slow loop over pixels written from its formula, and its gradient against finite differences."""
+"""Every loss against a slow loop over pixels written from its formula,
+and its gradient against finite differences.
+"""
 
 import math
 
@@ -289,7 +291,7 @@ def test_the_segmenter_initialises_new_classes_so():
     )
 
 
-# Methods ------------------------------------------------------------------------------------------------------------
+# Methods ----------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("protocol", ["15-1", "15-5"])

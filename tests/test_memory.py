@@ -66,7 +66,7 @@ def test_another_seed_remembers_others():
     assert set(memory(3)) != set(memory(3, seed=2))
 
 
-# ---- batches ----------------------------------------------------------------------------------------------------------
+# ---- batches -----------------------------------------------------------------------------------------------
 
 
 class Numbers(torch.utils.data.Dataset):
@@ -127,7 +127,7 @@ def test_a_micro_batch_of_one_image_has_no_half():
         batches(world=4, accumulate=2)
 
 
-# ---- training ----------------------------------------------------------------------------------------------------------
+# ---- training ----------------------------------------------------------------------------------------------
 
 SHORT = ("train.epochs=1", "run.pictures=0", "train.batch_size=4")
 
@@ -158,7 +158,9 @@ def test_the_loss_of_remembered_images_against_a_loop_over_pixels():
 
 @pytest.mark.parametrize("losses", ["plain", "fused"])
 def test_both_halves_of_a_batch_weigh_the_same(losses, toy_arguments, tmp_path, monkeypatch):
-    """In the first iteration of step 1 the loss is the mean of MiB's on new images and of memory_loss on old ones."""
+    """In the first iteration of step 1 the loss is the mean of MiB's on new
+    images and of memory_loss on old ones.
+    """
     seen = []
 
     def note(hook):

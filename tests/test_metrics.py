@@ -16,7 +16,7 @@ from tracking.tables import class_table, format_table, percent, step_table
 
 EVERY_PROTOCOL = [(dataset, protocol) for dataset in PROTOCOLS for protocol in PROTOCOLS[dataset]]
 
-# ---- confusion matrix -------------------------------------------------------------------------------------------------
+# ---- confusion matrix --------------------------------------------------------------------------------------
 
 
 def random_pixels(seed: int, num_classes: int, shape=(2, 9, 7)) -> tuple[torch.Tensor, torch.Tensor]:
@@ -74,7 +74,7 @@ def test_large_counts_stay_exact():
     assert matrix.counts.tolist() == [[2**40 + 1, 1], [0, 0]]
 
 
-# ---- mIoU in both conventions -----------------------------------------------------------------------------------------
+# ---- mIoU in both conventions ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(("dataset", "protocol"), EVERY_PROTOCOL)
@@ -114,7 +114,7 @@ def test_mean_of_nothing_is_none():
     assert continual.mean([0.0, None, 1.0]) == 0.5
 
 
-# ---- forgetting, transfer, average ------------------------------------------------------------------------------------
+# ---- forgetting, transfer, average -------------------------------------------------------------------------
 
 STEPS = steps_from_lists([[1, 2], [3], [4]])
 HISTORY = [
@@ -172,7 +172,7 @@ def test_group_names(lists, old, new):
     assert continual.group_names(steps_from_lists(lists)) == {"old": old, "new": new}
 
 
-# ---- results and tables -----------------------------------------------------------------------------------------------
+# ---- results and tables ------------------------------------------------------------------------------------
 
 NAMES = ("background", "cat", "dog", "owl", "fox")
 
@@ -231,7 +231,7 @@ def test_tables_align():
     assert [percent(v) for v in (-0.0, -0.0004, -0.0006)] == ["0.0", "0.0", "-0.1"]
 
 
-# ---- the guard against non-finite losses ------------------------------------------------------------------------------
+# ---- the guard against non-finite losses -------------------------------------------------------------------
 
 
 def watch(guard: FiniteGuard, iteration: int, **terms: float) -> None:

@@ -1,4 +1,6 @@
-"""Names of classes and runs are text in every medium, whatever they hold: no markup, no formula, no escape code, no path."""
+"""Names of classes and runs are text in every medium, whatever they hold: no markup, no formula,
+no escape code, no path.
+"""
 
 import io
 import json
@@ -73,7 +75,7 @@ def write_own(root: Path, names: tuple[str, ...]) -> Path:
     return root
 
 
-# ---- while a run trains -----------------------------------------------------------------------------------------------
+# ---- while a run trains ------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
@@ -142,7 +144,7 @@ def test_the_confusion_matrix_draws_a_name_as_it_reads():
     assert not np.array_equal(figures["$x$"], drawing.confusion(np.eye(2, dtype=int), ["x", "b"]))
 
 
-# ---- drawn --------------------------------------------------------------------------------------------------------------
+# ---- drawn -------------------------------------------------------------------------------------------------
 
 
 def test_overlays_and_strips_name_every_class_within_a_bounded_size():
@@ -179,7 +181,7 @@ def test_a_figure_without_formulas_draws_dollar_signs():
     pyplot.close(figure)
 
 
-# ---- written ------------------------------------------------------------------------------------------------------------
+# ---- written -----------------------------------------------------------------------------------------------
 
 
 def test_a_terminal_gets_one_printable_line_for_every_class():
@@ -226,7 +228,7 @@ def test_every_format_of_a_report_holds_hostile_names_as_text(tmp_path):
         xml.parse(figure)
 
 
-# ---- read ---------------------------------------------------------------------------------------------------------------
+# ---- read --------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["\x1b[31mred", "a\x00b", "a\x7fb", "a\u2028b", "a\x85b"])

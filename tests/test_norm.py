@@ -1,4 +1,6 @@
-"""Activated batch normalisation: its formula, its in-place twin, its synchronised form on two real processes."""
+"""Activated batch normalisation: its formula, its in-place twin,
+its synchronised form on two real processes.
+"""
 
 import sys
 
@@ -112,7 +114,9 @@ def test_the_end_of_a_residual_block(kind, training):
 
 
 def maps_kept(group=None, kind="abn", dtype=torch.float32):
-    """For the backward pass of a norm between two convolutions, the second of which keeps its input; in maps of the dtype."""
+    """For the backward pass of a norm between two convolutions, the second of which keeps its input;
+    in maps of the dtype.
+    """
     network = nn.Sequential(
         nn.Conv2d(3, 8, 1, bias=False), make_norm(kind, group)(8), nn.Conv2d(8, 8, 1, bias=False)
     )
@@ -154,7 +158,7 @@ def test_unknown_names_are_refused():
         ABN(3, "relu")
 
 
-# ---- two processes ----------------------------------------------------------------------------------------------------
+# ---- two processes -----------------------------------------------------------------------------------------
 
 # (images per rank, dtype, offset of the values)
 CASES = {
@@ -167,7 +171,9 @@ CASES = {
 
 
 def observe(norm, x, weights):
-    """Everything a training iteration and a flatness measurement read from the norm, for one loss per rank."""
+    """Everything a training iteration and a flatness measurement read from the norm,
+    for one loss per rank.
+    """
     x = x.clone().requires_grad_()
     parameters = [x, norm.weight, norm.bias]
     out = norm(x)

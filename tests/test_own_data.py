@@ -1,4 +1,6 @@
-"""A data set of one's own, from the folder to the results, and what is said when something is wrong with it."""
+"""A data set of one's own, from the folder to the results, and what is said when
+something is wrong with it.
+"""
 
 import json
 from pathlib import Path
@@ -92,7 +94,7 @@ def test_the_example_trains(root, toy_arguments, tmp_path):
     assert (tmp_path / "runs/run/step_0.pt").exists()
 
 
-# --- what a user will hit --------------------------------------------------------------------------------------------
+# --- what a user will hit -----------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

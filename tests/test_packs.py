@@ -53,7 +53,7 @@ def examples(samples) -> list:
     return [data[epoch, position] for epoch in range(2) for position in range(len(data))]
 
 
-# --- the same data --------------------------------------------------------------------------------------------------
+# --- the same data ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("keep", KEEPS)
@@ -131,7 +131,7 @@ def test_check_data_counts_a_packed_set_as_its_folder(tmp_path, capsys):
     assert said[0] == said[1] and "train_aug    10,582       3        0       0" in said[0]
 
 
-# --- one file, many processes ---------------------------------------------------------------------------------------
+# --- one file, many processes -------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("start", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
@@ -164,7 +164,7 @@ def test_a_packed_set_is_one_open_file(packed):
     assert len(os.listdir("/proc/self/fd")) == count
 
 
-# --- what can be wrong ----------------------------------------------------------------------------------------------
+# --- what can be wrong --------------------------------------------------------------------------------------
 
 
 def overwrite(file: Path, place: int, content: bytes) -> None:

@@ -1,4 +1,6 @@
-"""The paper's numbers: they agree with each other, and with the file they were typed from where somebody has it."""
+"""The paper's numbers: they agree with each other, and with the file they were
+typed from where somebody has it.
+"""
 
 from fractions import Fraction
 from statistics import fmean
@@ -23,7 +25,7 @@ def config(*arguments: str) -> dict:
     return read_config([*arguments, "data.root=/nowhere"]).model_dump(mode="json")
 
 
-# ---- the numbers ------------------------------------------------------------------------------------------------------
+# ---- the numbers -------------------------------------------------------------------------------------------
 
 
 def group_means(per_class) -> list[float]:
@@ -84,7 +86,7 @@ def test_the_numbers_are_those_of_the_shared_tables(shared):
     )
 
 
-# ---- which row a run belongs to -----------------------------------------------------------------------------------------
+# ---- which row a run belongs to ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("row", paper.METHODS)

@@ -148,7 +148,7 @@ def test_a_phase_is_a_pure_function_of_the_iteration():
     assert [phase(t, 20) for t in reversed(range(1, 21))] == forwards[::-1]
 
 
-# Readings -----------------------------------------------------------------------------------------------------------
+# Readings ---------------------------------------------------------------------------------------------------
 
 SIGNS = {"+": 1.0, "-": -1.0}
 
@@ -275,7 +275,7 @@ def test_plain_training_updates_in_every_iteration():
     assert all(Descent(2.0).updates(t, 5) for t in range(1, 6)) and Descent(2.0).last_iteration(5) == 5
 
 
-# Options ------------------------------------------------------------------------------------------------------------
+# Options ----------------------------------------------------------------------------------------------------
 
 
 def test_an_ascent_takes_the_next_batch_or_its_descents():
@@ -329,7 +329,8 @@ def test_weight_decay_may_follow_the_sign():
 
 
 def test_a_resumed_optimizer_is_prepared_as_the_running_one():
-    # Settings live in the checkpointed parameter groups: loading them in the middle of the phase must not compound.
+    # Settings live in the checkpointed parameter groups: loading them in the middle of the phase must not
+    # compound.
     phase = AlterSGD(0.5, 1.0, 1.0, momentum="off", weight_decay="signed")
     optimizer = two_groups()
     for t in range(1, 7):
@@ -381,7 +382,7 @@ def test_off_steps_are_plain_gradient_steps():
         assert torch.allclose(moved, plain) == (t > 4)
 
 
-# Training -----------------------------------------------------------------------------------------------------------
+# Training ---------------------------------------------------------------------------------------------------
 
 
 def trained(phase, method_name: str, total: int = 12, until: int | None = None) -> list[torch.Tensor]:
@@ -467,7 +468,7 @@ def test_readings_and_controls_train_in_different_ways():
         assert not same_bits(one, other)
 
 
-# Theorem 1 ----------------------------------------------------------------------------------------------------------
+# Theorem 1 --------------------------------------------------------------------------------------------------
 
 
 def order_of(error: Callable[[float], float]) -> float:
@@ -515,7 +516,8 @@ STRENGTH = 3.0
 
 
 def pair_on_l_seg_and_r(flip: str, eta: float) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """How far a pair moves a toy step of MiB, grad R, and grad ||grad L||^2 of L = l_seg + lambda R, all where it begins."""
+    """How far a pair moves a toy step of MiB, grad R, and grad ||grad L||^2 of L = l_seg + lambda R, all
+    where it begins."""
     torch.manual_seed(0)
     teacher = ToySegmenter(3)
     model = copy.deepcopy(teacher)

@@ -53,7 +53,7 @@ def outputs(logits: torch.Tensor) -> Output:
     return Output(logits, logits)
 
 
-# ------------------------------------------------------------------------------------------------------------ Local POD
+# -------------------------------------------------------------------------------------------------- Local POD
 
 
 def slow_embedding(image: torch.Tensor, scales) -> list[float]:
@@ -122,7 +122,7 @@ def test_what_is_held(num_new):
     assert published.strength * published.options.logits_ratio == pytest.approx(0.0005)
 
 
-# -------------------------------------------------------------------------------------------------------- pseudo-labels
+# ---------------------------------------------------------------------------------------------- pseudo-labels
 
 
 def test_uncertainty_is_the_entropy_over_its_largest_value():
@@ -259,7 +259,7 @@ def test_nu_is_the_share_of_sure_old_pixels_of_each_image():
     assert share_of_sure(labels, 3).tolist() == pytest.approx(list(images.values()))
 
 
-# ----------------------------------------------------------------------------------------------------------------- l_seg
+# ------------------------------------------------------------------------------------------------------ l_seg
 
 
 def rewritten_labels() -> torch.Tensor:
@@ -308,7 +308,7 @@ def test_step_0_is_plain_cross_entropy_to_the_last_bit():
     assert torch.equal(first.segmentation_loss(logits, labels), plain.segmentation_loss(logits, labels))
 
 
-# ---------------------------------------------------------------------------------------------------------- the network
+# ------------------------------------------------------------------------------------------------ the network
 
 
 @pytest.mark.parametrize("body", ["resnet_tiny", "mobilenet_v2"])
@@ -316,7 +316,8 @@ def test_step_0_is_plain_cross_entropy_to_the_last_bit():
 def test_stages_are_intact_when_the_losses_read_them(norm, body, double_precision):
     """Whatever a norm overwrites: values and gradients are those of the plain one.
 
-    In double precision: what iabn rounds when it undoes an activation depends on the processor, and grows through the network.
+    In double precision: what iabn rounds when it undoes an activation depends on the processor, and grows
+    through the network.
     """
     if norm == "iabn":
         pytest.importorskip("inplace_abn")
@@ -358,7 +359,7 @@ def test_stages_are_read_before_activation_and_before_upsampling():
     )
 
 
-# ------------------------------------------------------------------------------------------------------------------ runs
+# ------------------------------------------------------------------------------------------------------- runs
 
 
 PUBLISHED = ("method.name=plop", "method.strength=null")

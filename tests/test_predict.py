@@ -76,7 +76,7 @@ def call(run, *arguments) -> int:
     return predict.main([str(run), *map(str, arguments)])
 
 
-# ---- any image ------------------------------------------------------------------------------------------------------
+# ---- any image ---------------------------------------------------------------------------------------------
 
 
 def write_odd_images(folder) -> dict[str, tuple[int, int]]:
@@ -225,7 +225,7 @@ def test_an_image_of_twelve_megapixels_at_the_default_limit(run, tmp_path, capsy
     assert mask_of(tmp_path, "large").size == (4000, 3000)
 
 
-# ---- what cannot be read ----------------------------------------------------------------------------------------------
+# ---- what cannot be read -----------------------------------------------------------------------------------
 
 
 def test_broken_files_are_named_and_the_rest_is_done(run, tmp_path, capsys):
@@ -292,7 +292,7 @@ def test_broken_files_are_named_once_over_all_steps(run, tmp_path, capsys):
     )
 
 
-# ---- names ------------------------------------------------------------------------------------------------------------
+# ---- names -------------------------------------------------------------------------------------------------
 
 
 def test_images_of_the_same_name_do_not_overwrite_each_other(run, tmp_path):
@@ -338,7 +338,7 @@ def test_images_are_never_written_to(run, tmp_path, capsys):
     assert (tmp_path / "a_mask.png").read_bytes() == before and len(list(tmp_path.iterdir())) == 2
 
 
-# ---- steps, probabilities, options ------------------------------------------------------------------------------------
+# ---- steps, probabilities, options -------------------------------------------------------------------------
 
 
 def test_step_and_checkpoint_file_choose_the_network(run, tmp_path):
@@ -420,7 +420,7 @@ def test_legends_hold_many_classes_and_long_names():
     assert cut.endswith("…") and overlays.font(14).getlength(cut) <= 120
 
 
-# ---- bad arguments ----------------------------------------------------------------------------------------------------
+# ---- bad arguments -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,6 @@
-"""Files written in each known format -> the same function in our network; damaged or foreign files -> clear errors."""
+"""Files written in each known format -> the same function in our network;
+damaged or foreign files -> clear errors.
+"""
 
 import os
 import pickle
@@ -48,7 +50,7 @@ def same_backbone(one, other):
     torch.testing.assert_close(dict(one.body.state_dict()), dict(other.body.state_dict()), rtol=0, atol=0)
 
 
-# ---- torchvision ------------------------------------------------------------------------------------------------------
+# ---- torchvision -------------------------------------------------------------------------------------------
 
 
 def theirs(name):
@@ -131,7 +133,7 @@ def test_published_mobilenet_file():
         )
 
 
-# ---- InPlaceABN and MiB -----------------------------------------------------------------------------------------------
+# ---- InPlaceABN and MiB ------------------------------------------------------------------------------------
 
 
 def iabn_name(name):
@@ -250,7 +252,7 @@ def test_backbone_of_a_mib_checkpoint(tmp_path):
     assert "cls.0.weight" in report.ignored and "head.red_conv.weight" in report.ignored
 
 
-# ---- refused ----------------------------------------------------------------------------------------------------------
+# ---- refused -----------------------------------------------------------------------------------------------
 
 
 def refused(match, source, body="resnet18", load=load_backbone_weights):

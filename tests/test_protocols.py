@@ -161,7 +161,7 @@ def test_disjoint_steps_partition_the_images(classes, protocol):
     assert sorted(chain(*chosen)) == list(range(10582))
 
 
-# --- partitioned: each image in one step ----------------------------------------------------------------------------------
+# --- partitioned: each image in one step --------------------------------------------------------------------
 
 SHOWN = [frozenset({1 + i % 4, 1 + i // 4 % 4, 5}) for i in range(64)]  # class 5 is in no step below
 NAMES = [f"image{i}" for i in range(64)]
@@ -213,7 +213,7 @@ def test_partitioned_steps_of_voc_keep_every_class_and_every_image(classes, prot
         assert set(step.new) <= frozenset().union(*(shown[i] for i in positions))
 
 
-# --- other orders of the classes ------------------------------------------------------------------------------------------
+# --- other orders of the classes ----------------------------------------------------------------------------
 
 
 ORDER_1 = (11, 3, 14, 20, 1, 10, 12, 4, 9, 18, 16, 17, 2, 8, 13, 19, 5, 7, 6, 15)

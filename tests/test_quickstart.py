@@ -1,4 +1,6 @@
-"""What the README says of the quickstart is what the committed results of `bash scripts/quickstart.sh` hold."""
+"""What the README says of the quickstart is what the committed results of `bash
+scripts/quickstart.sh` hold.
+"""
 
 from pathlib import Path
 

@@ -1,4 +1,5 @@
-"""The four readings of the paper: at which shares they are compared, how their runs are told apart, and what is said of them."""
+"""The four readings of the paper: at which shares they are compared, how their runs are told apart, and what
+is said of them."""
 
 import copy
 import json
@@ -39,7 +40,7 @@ BY_ITERATION, SEG_BY_EPOCH, ALL_BY_ITERATION, ALL_BY_EPOCH = READINGS
 pytestmark = pytest.mark.usefixtures("at_the_root")
 
 
-# ---- at which p -----------------------------------------------------------------------------------------------------------
+# ---- at which p --------------------------------------------------------------------------------------------
 
 
 def thirtieths(*shares: int) -> list[Fraction]:
@@ -96,7 +97,7 @@ def test_controls_of_whole_epochs_of_all_of_l_also_train_for_the_one_that_does_n
     assert ALL_BY_EPOCH.controls(p, 12) == [(phase, share) for share in shares for phase in both]
 
 
-# ---- which setting a run has ------------------------------------------------------------------------------------------------
+# ---- which setting a run has -------------------------------------------------------------------------------
 
 
 def setting(*arguments: str) -> Setting:
@@ -202,7 +203,7 @@ def test_stop_costs_what_it_runs_and_pause_what_it_passes(tmp_path):
     assert passes("stop", "phase.from_step=2") == 30 * 10 + 25 * 7
 
 
-# ---- results made up here -----------------------------------------------------------------------------------------------------
+# ---- results made up here ----------------------------------------------------------------------------------
 
 Scores = Mapping[Setting, tuple[float, float]]  # mIoU of old and new classes
 
@@ -292,7 +293,7 @@ def said(shown: Mapping[str, str], word: str) -> set[str]:
     return {criterion for criterion in CRITERIA if re.match(rf"{word}(:|$)", shown[criterion])}
 
 
-# ---- the scoreboard -------------------------------------------------------------------------------------------------------------
+# ---- the scoreboard ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("reading", READINGS, ids=lambda reading: reading.name)
@@ -412,12 +413,13 @@ def test_the_document_has_a_criterion_for_every_fact():
     assert len(rows) == len(FACTS) == 11
 
 
-# ---- the other tables, and the report ----------------------------------------------------------------------------------------------
+# ---- the other tables, and the report ----------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
 def everything() -> Collection:
-    """All readings of 12 epochs and their controls, in three seeds with metrics that say which run they are of."""
+    """All readings of 12 epochs and their controls, in three seeds with metrics that say which run they are
+    of."""
     runs, made = no_runs(epochs=12), []
     wanted = [s for part in report_readings.wanted(runs) for s in part.values()]
     for number, s in enumerate(wanted):

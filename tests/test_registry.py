@@ -64,7 +64,7 @@ def error_of(*arguments: str) -> str:
     return str(caught.value)
 
 
-# ---- what holds for all of them ---------------------------------------------------------------------------------------------
+# ---- what holds for all of them ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("registry", ALL, ids=lambda registry: registry.key)
@@ -149,7 +149,7 @@ def test_every_shipped_file_is_accepted_and_means_what_it_did(path, tmp_path):
     assert load_config([tmp_path / "again.yaml"], (), REGISTRIES) == config
 
 
-# ---- one file each, and a run with it ---------------------------------------------------------------------------------------
+# ---- one file each, and a run with it ----------------------------------------------------------------------
 
 FADE = """
 from configs.registry import Probability, Settings
@@ -316,7 +316,7 @@ from methods.mib import MiB
 
 @register("weighted")
 class Weighted(MiB):
-    "MiB with a plain cross-entropy in which each class counts by its weight; those that are not listed by one."
+    "MiB with a plain cross-entropy in which each class counts by its weight; the others count once."
     shares_first_step = False
 
     class Options(Settings):
@@ -368,7 +368,10 @@ class Stripes(nn.Module):
 
 
 def test_a_backbone_that_lacks_a_part_is_refused(add_file, toy_arguments, capsys):
-    source = "from torch import nn\nfrom models.backbone import register\n\n@register('hollow')\ndef hollow(*, output_stride, norm):\n    return nn.Identity()\n"
+    source = (
+        "from torch import nn\nfrom models.backbone import register\n\n"
+        "@register('hollow')\ndef hollow(*, output_stride, norm):\n    return nn.Identity()\n"
+    )
     add_file(BACKBONES, source)
     assert train.main(toy_arguments("model.body=hollow")) == 2
     assert (
@@ -512,7 +515,7 @@ class OneByOne(Launcher):
     assert (tmp_path / "ran").exists()
 
 
-# ---- trackers ---------------------------------------------------------------------------------------------------------------
+# ---- trackers ----------------------------------------------------------------------------------------------
 
 
 def read_lines(run: Path) -> list[dict]:
@@ -584,7 +587,7 @@ def test_every_tracker_offers_what_the_engine_asks_for():
     )  # one that is not passed on would reach nobody
 
 
-# ---- optimizers -----------------------------------------------------------------------------------------------------------
+# ---- optimizers --------------------------------------------------------------------------------------------
 
 
 ADAMW = ("method.name=mib", "optim.name=adamw", "optim.lr=0.002", "optim.lr_later=0.001", "run.tracker=none")
@@ -633,7 +636,7 @@ def test_what_adamw_does_not_use_is_noted():
     assert notes("optim.name=adamw", *settings) == ["optim.momentum=0.8", "optim.nesterov=False"]
 
 
-# ---- what cannot work together ----------------------------------------------------------------------------------------------
+# ---- what cannot work together -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("phase", ["altersgd", "consolidate"])

@@ -100,7 +100,7 @@ def test_ranks_that_were_announced_differently_do_not_wait(others, message, anno
     assert any(part in text for text in said for part in message.split("|")), said
 
 
-# ---- ranks that would train something else -------------------------------------------------------------------------------------
+# ---- ranks that would train something else -----------------------------------------------------------------
 
 
 @pytest.fixture

@@ -43,7 +43,8 @@ def write_run(
     steps: list[list[int]] | None = None,
     **keys,
 ) -> dict:
-    """A results.json as train.py writes it, with random metrics around a level; `train__epochs=5` changes train.epochs."""
+    """A results.json as train.py writes it, with random metrics around a level; `train__epochs=5` changes
+    train.epochs."""
     config = copy.deepcopy(BASE)
     config["train"]["seed"], config["phase"]["name"] = seed, phase
     config["method"] |= {"name": method, "strength": 0.0 if method == "ft" else 100.0}
@@ -122,7 +123,7 @@ def shown(values: np.ndarray) -> str:
     return f"{values.mean():.1f} ± {values.std(ddof=1):.1f}"
 
 
-# ---- numbers ------------------------------------------------------------------------------------------------------------
+# ---- numbers -----------------------------------------------------------------------------------------------
 
 
 def test_spread_and_paired_test_are_those_of_numpy_and_scipy():
@@ -325,7 +326,7 @@ def test_the_class_that_takes_the_background_is_named(tmp_path):
     assert cells["background: pixels taken for"] == "bird 40 ± 14"
 
 
-# ---- what is missing, and what does not belong together -------------------------------------------------------------------
+# ---- what is missing, and what does not belong together ----------------------------------------------------
 
 
 def test_missing_rows_seeds_and_settings_are_named(runs):
@@ -513,7 +514,7 @@ def test_one_step_0_for_all_seeds_is_said(tmp_path):
     assert [fact for fact in describe(read_runs([tmp_path])) if "one step 0" in fact]
 
 
-# ---- the formats ----------------------------------------------------------------------------------------------------------
+# ---- the formats -------------------------------------------------------------------------------------------
 
 
 class Page(html.parser.HTMLParser):
@@ -632,7 +633,7 @@ def test_formats_and_tables_can_be_chosen(runs, tmp_path):
     assert (tmp_path / "report.tex").read_text().count(r"\begin{table}") == 2
 
 
-# ---- images -------------------------------------------------------------------------------------------------------------
+# ---- images ------------------------------------------------------------------------------------------------
 
 
 def test_images_are_drawn_when_asked_for(runs, tmp_path, monkeypatch):
@@ -661,7 +662,7 @@ def test_images_without_the_means_are_refused(runs, tmp_path, capsys):
     assert "no seed has a finished run of MiB and one of AlterSGD" in capsys.readouterr().err
 
 
-# ---- errors ---------------------------------------------------------------------------------------------------------------
+# ---- errors ------------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -717,7 +718,7 @@ def test_help_has_examples(capsys):
     )
 
 
-# ---- a Markdown file with markers -------------------------------------------------------------------------------------------
+# ---- a Markdown file with markers --------------------------------------------------------------------------
 
 README = """# Title
 
@@ -792,7 +793,7 @@ def test_bad_markers_are_explained(text, message, readme, capsys):
     assert "none.md" in capsys.readouterr().err
 
 
-# ---- related methods -----------------------------------------------------------------------------------------------------
+# ---- related methods ---------------------------------------------------------------------------------------
 
 
 def test_related_methods_stand_beside_altersgd_with_flatness_and_costs(tmp_path):
@@ -875,7 +876,7 @@ def test_published_tables_are_those_of_the_committed_results(document, capsys):
     assert report.main(["--readme", str(ROOT / document), "--check"]) == 0, capsys.readouterr().out
 
 
-# --- orders of the classes ------------------------------------------------------------------------------------------------
+# --- orders of the classes ----------------------------------------------------------------------------------
 
 
 def write_orders(folder: Path, orders=(None, None, 0, 1), **keys) -> list[dict]:

@@ -24,7 +24,8 @@ ROWS = {"table1": 10, "table3": 8, "table4": 16, "figure-p": 6} | {
     "alternation": 16,
     "related": 8,
 }
-# By epoch p depends on how many epochs a step has: 10 have fewer that end on a descent, 30 share controls with the iteration.
+# By epoch p depends on how many epochs a step has: 10 have fewer that end on a descent, 30 share controls
+# with the iteration.
 READINGS = {"shapes": 67, "voc-cpu": 64, "voc": 66}
 # what an earlier table has already comes once; 17 of the readings do
 IN_ALL = 10 + (8 - 2) + (16 - 4) + (6 - 2) + (8 - 1) + (16 - 7) + (8 - 3) - 17
@@ -37,7 +38,7 @@ def voc_jobs(*tables: str, seeds=(1,), overrides=()) -> dict:
     return list_jobs(tables, PRESETS["voc"], seeds, Path("runs/voc"), {"data.root": "/data"}, overrides)
 
 
-# ---- the plan -----------------------------------------------------------------------------------------------------------
+# ---- the plan ----------------------------------------------------------------------------------------------
 
 
 def test_neighbours_still_names_the_table_of_related_methods(tmp_path, capsys):
@@ -206,7 +207,7 @@ def test_a_shared_step_0_is_timed_once(tmp_path):
     assert seconds_per_pass([folders[-1]]) is None
 
 
-# ---- bad arguments --------------------------------------------------------------------------------------------------------
+# ---- bad arguments -----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(

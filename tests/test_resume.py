@@ -86,7 +86,8 @@ INSIDE = {
 @pytest.mark.parametrize("options", INSIDE.values(), ids=INSIDE)
 @pytest.mark.slow
 def test_a_run_stopped_inside_an_ascent_or_a_pause_goes_on_there(options, toy_arguments, toy_run, tmp_path):
-    # Step 1 has epochs of two iterations: two descend, then two descend, two ascend and two descend, or six are a pause.
+    # Step 1 has epochs of two iterations: two descend, then two descend, two ascend and two descend, or six
+    # are a pause.
     start = toy_run(options[0], "train.batch_size=2", "train.last_step=0", name="first") / "step_0.pt"
     options = (*options, "train.batch_size=2", f"train.start_from={start}")
     walk_until(toy_arguments(*options, name="whole"))

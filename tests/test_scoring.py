@@ -19,7 +19,9 @@ NAME = "flip_scales=0.75-1-1.25"
 
 @pytest.fixture
 def score(toy_run, toy_arguments):
-    """A finished run, and a function that scores it: `score("data.evaluate_flip=true")` returns its results.json."""
+    """A finished run, and a function that scores it: `score("data.evaluate_flip=true")`
+    returns its results.json.
+    """
     folder = toy_run("method.name=mib")
 
     def call(*overrides: str, code: int = 0) -> dict:

@@ -1,4 +1,5 @@
-"""The shell scripts, in a copy of the project where Python only writes down how it was called; the list of commands; scripts.compare."""
+"""The shell scripts, in a copy of the project where Python only writes down how it was called; the list of
+commands; scripts.compare."""
 
 import importlib
 import json
@@ -73,7 +74,7 @@ def project(tmp_path) -> Project:
     return Project(tmp_path)
 
 
-# ---- every script -----------------------------------------------------------------------------------------------------
+# ---- every script ------------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", SHELL_SCRIPTS)
@@ -106,8 +107,8 @@ def test_each_protocol_script_launches_its_own_protocol(name, project):
     dataset, protocol = name.removesuffix(".sh").split("_")
     overlay = f"configs/{dataset}/{protocol}.yaml"
     assert project.calls[1:] == [
-        "-m torch.distributed.run --standalone --nproc_per_node=2 "
-        f"train.py {overlay} data.root=/data/here data.dataset={dataset} data.protocol={protocol} a.yaml b.c=[1, 2]"
+        f"-m torch.distributed.run --standalone --nproc_per_node=2 train.py {overlay} data.root=/data/here "
+        f"data.dataset={dataset} data.protocol={protocol} a.yaml b.c=[1, 2]"
     ]
     config = load_config([ROOT / overlay])
     assert (config.data.dataset, config.data.protocol) == (dataset, protocol)
@@ -196,8 +197,8 @@ def test_quickstart_trains_four_runs_from_one_step_0_and_compares_them(project):
     assert all(call.endswith("train.seed=2") for call in trained)
     assert all("train.start_from=/tmp/r/step0/step_0.pt" in call for call in trained[1:])
     assert (
-        last
-        == "-m scripts.compare /tmp/r/ft /tmp/r/lwf /tmp/r/mib /tmp/r/mib-altersgd --picture /tmp/r/quickstart.png"
+        last == "-m scripts.compare /tmp/r/ft /tmp/r/lwf /tmp/r/mib /tmp/r/mib-altersgd --picture "
+        "/tmp/r/quickstart.png"
     )
 
 
@@ -217,7 +218,7 @@ def test_output_that_nobody_reads_is_no_error(command, toy_voc):
     assert ended.returncode == 128 + signal.SIGPIPE and "Error" not in ended.stderr, ended.stderr
 
 
-# ---- python -m scripts ------------------------------------------------------------------------------------------------
+# ---- python -m scripts -------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", [*COMMANDS, *FOR_MAINTAINERS])
@@ -251,7 +252,7 @@ def test_the_list_has_a_short_line_for_every_command(capsys):
     assert max(map(len, lines)) <= 100
 
 
-# ---- what texts refer to ----------------------------------------------------------------------------------------------
+# ---- what texts refer to -----------------------------------------------------------------------------------
 
 TEXTS = [
     *ROOT.glob("*.md"),
@@ -280,7 +281,7 @@ def test_every_protocol_has_a_script_and_an_overlay():
     assert scripts == set(PROTOCOL_SCRIPTS)
 
 
-# ---- scripts.compare --------------------------------------------------------------------------------------------------
+# ---- scripts.compare ---------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -435,7 +436,7 @@ def test_compare_names_groups_by_class_ids_only_where_all_rows_share_them(two_ru
     assert [line.split()[-1] for line in lines[-5:-2]] == ["2/2", "2/2", "3/3"]
 
 
-# ---- for real ---------------------------------------------------------------------------------------------------------
+# ---- for real ----------------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow

@@ -168,7 +168,7 @@ def test_watch_looks_again_until_interrupted(done, monkeypatch, capsys):
         status.main([str(done), "--watch", "0"])
 
 
-# ---- where a step stands ----------------------------------------------------------------------------------------------
+# ---- where a step stands -----------------------------------------------------------------------------------
 
 
 def test_a_running_step_shows_the_iteration_it_has_reached(killed, capsys):
@@ -213,7 +213,10 @@ def test_neither_tensorboard_nor_its_files_are_needed(killed, monkeypatch, capsy
 
 
 def test_the_length_of_a_step_does_not_depend_on_its_learning_rates(toy_arguments, tmp_path, capsys):
-    """Step 2 of 3: its learning rate is decayed, and held in the phase. Stopped after 2 + 8 + 6 of 8 iterations."""
+    """Step 2 of 3: its learning rate is decayed, and held in the phase.
+
+    Stopped after 2 + 8 + 6 of 8 iterations.
+    """
     options = ("optim.lr_decay=0.5", "optim.power=0.5", "phase.name=altersgd", "phase.p=0.5", "phase.lr=hold")
     arguments = toy_arguments(*options, "data.steps=[[1], [2], [3]]", "train.batch_size=2", name="held")
     with pytest.raises(StoppedBySignal):

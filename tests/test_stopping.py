@@ -85,7 +85,9 @@ def test_a_signal_in_a_survey_stops_the_run(toy_arguments, toy_run, tmp_path, ca
 
 
 def rank_that_is_told(rank: int, world: int, ports: list[int], arguments: list[str], errors: Path) -> None:
-    """Train three times: rank 1 alone gets a signal in the first step, then while that is scored, then none."""
+    """Train three times: rank 1 alone gets a signal in the first step, then while that is scored,
+    then none.
+    """
     for number, (module, name) in enumerate(((Objective, "on_next_batch"), (evaluation, "predict"))):
         become_rank(rank, world, ports[number])
         with pytest.MonkeyPatch.context() as patch, open(errors / f"{rank}_{number}", "w") as file:
@@ -109,7 +111,7 @@ def test_two_ranks_stop_together_when_one_is_told(toy_arguments, tmp_path):
     assert len(figures(tmp_path / "runs/run")) == 1
 
 
-# ---- what a killed run leaves behind ---------------------------------------------------------------------------------------
+# ---- what a killed run leaves behind -----------------------------------------------------------------------
 
 
 def test_a_loader_that_outlives_its_run_does_not_keep_the_folder(tmp_path):

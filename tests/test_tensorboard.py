@@ -78,7 +78,7 @@ def board(tmp_path):
     board.close()
 
 
-# ---- the board by itself ----------------------------------------------------------------------------------------------
+# ---- the board by itself -----------------------------------------------------------------------------------
 
 
 def test_palette_is_that_of_voc():
@@ -334,7 +334,7 @@ def test_losses_are_not_drawn_without_matplotlib(without_matplotlib, board, tmp_
     assert read(tmp_path).Tags()["images"] == []
 
 
-# ---- a run ------------------------------------------------------------------------------------------------------------
+# ---- a run -------------------------------------------------------------------------------------------------
 
 CLASSES = ("background", "aeroplane", "bicycle", "bird")
 FIRST, TOTAL = 4, 8  # iterations of step 0 and of both steps

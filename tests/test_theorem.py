@@ -1,4 +1,6 @@
-"""scripts.theorem: the order in eta that is left of a pair's move, with and without what training adds; and of a pair of epochs."""
+"""scripts.theorem: the order in eta that is left of a pair's move, with and without what training adds;
+and of a pair of epochs.
+"""
 
 import re
 from dataclasses import replace
@@ -34,7 +36,7 @@ def test_settled_momentum_lengthens_the_move_of_theorem_1():
     assert torch.allclose(moved, predicted / (1 - 0.9**2), rtol=0, atol=0.05 * moved.norm().item())
 
 
-# ---- an epoch each way ------------------------------------------------------------------------------------------------
+# ---- an epoch each way -------------------------------------------------------------------------------------
 
 
 @pytest.fixture(scope="module")
@@ -98,7 +100,9 @@ def test_shuffled_epochs_move_by_the_sum_over_mini_batches_on_average(problem):
 
 @pytest.mark.parametrize("nesterov", [False, True])
 def test_the_first_pair_after_descents_goes_on_descending(nesterov, problem):
-    """By 2 mu (1 - mu^n) / (1 - mu)^2 eta g, with Nesterov mu times that; also if the descents move the weights."""
+    """By 2 mu (1 - mu^n) / (1 - mu)^2 eta g, with Nesterov mu times that;
+    also if the descents move the weights.
+    """
     factor = 2 * 0.9 * (1 - 0.9**NUM_BATCHES) / 0.1**2 * (0.9 if nesterov else 1)
     variant = Variant(momentum=0.9, nesterov=nesterov, descents=theorem_epoch.SETTLED)
     (gradient,) = flatness.gradients(problem.loss, [problem.all], problem.parameters)
@@ -120,7 +124,9 @@ def test_settled_momentum_moves_along_the_theorem_again(nesterov, problem):
 @pytest.mark.parametrize("nesterov", [False, True])
 @pytest.mark.parametrize("steps", [1, 2, 9, 40])
 def test_the_factors_of_momentum_on_a_parabola(steps, nesterov, momentum):
-    """Against torch's SGD on x + x^2 / 2 from x = 0, with so small a learning rate that nothing else is left."""
+    """Against torch's SGD on x + x^2 / 2 from x = 0, with so small a learning
+    rate that nothing else is left.
+    """
     variant = Variant(steps=steps, momentum=momentum, nesterov=nesterov)
     eta = 1e-6
     first = parabola(eta, [1] * 300 + [1] * steps + [-1] * steps, variant)

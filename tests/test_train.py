@@ -376,7 +376,8 @@ def test_learning_rate_is_poly_from_its_full_value_on():
 
 @pytest.mark.slow
 def test_one_step_0_serves_every_method(toy_arguments, tmp_path):
-    """Weights and statistics gathered in one pass give the run that its own step 0 would have given, to the last bit."""
+    """Weights and statistics gathered in one pass give the run that its own step 0 would have given, to the
+    last bit."""
     observed = ("train.last_step=0", "method.also_observe=[ewc,pi,rw]")
     assert train.main(toy_arguments("method.name=ft", *observed, name="first")) == 0
     start = f"train.start_from={tmp_path}/runs/first/step_0.pt"
@@ -406,7 +407,7 @@ def test_fused_losses_give_the_same_run(toy_arguments, tmp_path, double_precisio
     assert_close(weights_of(tmp_path / "runs/plain"), weights_of(tmp_path / "runs/fused"), 1e-9)
 
 
-# The readings of AlterSGD and their controls -------------------------------------------------------------------------
+# The readings of AlterSGD and their controls ----------------------------------------------------------------
 
 BY_EPOCH = ("phase.name=altersgd", "phase.flip=all", "phase.every=epoch")
 TOTAL, EPOCH = 8, 2  # iterations of step 1 below

@@ -105,7 +105,7 @@ def fitted_slope(x: list[float], y: list[float]) -> float:
     return covariance / sum((a - mean_x) ** 2 for a in x)
 
 
-# --------------------------------------------------------------------------------------------------------------- SAM
+# -------------------------------------------------------------------------------------------------------- SAM
 
 
 def slow_sam(trainee, batches, weights: Weights, rho: float) -> list[Tensor]:
@@ -163,7 +163,8 @@ def test_no_gradient_is_no_nan(rule, begin):
 
 @pytest.mark.parametrize("update", UPDATES)
 def test_an_overflow_skips_the_update_and_training_goes_on(update, toy_arguments, tmp_path, monkeypatch):
-    """The losses of the first two updates overflow: nothing of that may reach the weights, nor the momentum."""
+    """The losses of the first two updates overflow: nothing of that may reach the weights, nor the
+    momentum."""
     scales = []
 
     class OverflowingScaler(torch.amp.GradScaler):
@@ -193,7 +194,7 @@ def test_a_scale_changes_nothing_but_the_scale(rule, begin, double_precision):
     assert difference(scaled, expected) < 1e-9 * length(expected)
 
 
-# --------------------------------------------------------------------------------------------------- gradient penalty
+# ------------------------------------------------------------------------------------------- gradient penalty
 
 
 def exact_penalty_gradient(trainee, weights: float = 1.0) -> list[Tensor]:
@@ -257,7 +258,7 @@ def test_two_penalised_updates_add_what_a_pair_of_altersgd_moves():
     assert 2.9 <= fitted_slope(etas, errors) <= 3.1
 
 
-# ----------------------------------------------------------------------------------------- with everything else there is
+# ------------------------------------------------------------------------------ with everything else there is
 
 
 @pytest.mark.parametrize("phase", PHASES)
@@ -304,7 +305,8 @@ def test_all_evaluations_of_an_update_drop_the_same(rule, begin, double_precisio
     torch.set_rng_state(before)
     found = apply(trainee, rule)
     assert torch.equal(torch.get_rng_state(), after)
-    # Another mask would change the gradient by its own length, and the difference of two by that over the radius.
+    # Another mask would change the gradient by its own length, and the difference of two by that over the
+    # radius.
     allowed = 1e-6 if isinstance(rule, SAM) else 100
     assert difference(found.values(), plain.values()) < allowed * length(plain.values())
 
@@ -324,13 +326,14 @@ def test_the_rule_is_part_of_the_name_and_its_cost_of_the_results(toy_arguments,
     assert [s["gradient_evaluations"] / s["iterations"] for s in steps] == [1, 2]
 
 
-# ------------------------------------------------------------------------------------------------------- several ranks
+# ---------------------------------------------------------------------------------------------- several ranks
 
 RULES = {"sam": {"rho": 0.1}, "gradient_penalty": {"penalty": 0.3, "radius": 1e-3}}
 
 
 def rank_of_rules(rank: int, world: int, port: int, folder: Path) -> None:
-    """Leaves the gradients of both rules at the same weights, then trains a little with each, norms apart and in step."""
+    """Leaves the gradients of both rules at the same weights, then trains a little with each, norms apart and
+    in step."""
     become_rank(rank, world, port)
     torch.set_default_dtype(torch.float64)
     warnings.simplefilter("error")
@@ -391,7 +394,7 @@ def test_ranks_climb_apart_and_agree(tmp_path, begin, double_precision):
             assert torch.equal(gradient, found[1][update, parts][name])
 
 
-# --------------------------------------------------------------------------------------------------------------- CPR
+# -------------------------------------------------------------------------------------------------------- CPR
 
 
 def test_confidence_is_the_divergence_from_uniform():
@@ -456,7 +459,7 @@ def test_the_penalty_on_confidence_lowers_it(toy_arguments, tmp_path):
     assert values[3] < 0.7 * values[0]
 
 
-# --------------------------------------------------------------------------------------------------------- Stable SGD
+# ------------------------------------------------------------------------------------------------- Stable SGD
 
 
 def test_only_the_student_drops_and_only_in_training(begin):
@@ -505,7 +508,7 @@ def test_impossible_values_are_refused(wrong):
         load_config([], [wrong], REGISTRIES)
 
 
-# ---------------------------------------------------------------------------------------------------------- overlays
+# --------------------------------------------------------------------------------------------------- overlays
 
 
 @pytest.mark.parametrize(
@@ -525,7 +528,7 @@ def test_an_overlay_changes_its_own_and_combines_with_the_phases(overlay, change
     assert both.phase.name == "altersgd" and both.update == ours.update
 
 
-# --------------------------------------------------------------------------------- runs from before there were these keys
+# --------------------------------------------------------------------- runs from before there were these keys
 
 NEW_KEYS = (
     *("update", "model.dropout", "optim.lr_decay", "method.entropy", "run.flatness"),
@@ -588,7 +591,7 @@ def test_a_plan_knows_older_runs_that_are_finished(tmp_path, monkeypatch):
     assert differences == ("optim.lr_decay: 1.0 -> 0.9",)
 
 
-# ---- what a method has to say ---------------------------------------------------------------------------------------------
+# ---- what a method has to say ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("hook", ["retention_losses", "targets", "survey"])

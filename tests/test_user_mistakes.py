@@ -1,4 +1,5 @@
-"""What a user may do or meet: each gives a message that says what to do and exit code 2, never a traceback or a wrong file."""
+"""What a user may do or meet: each gives a message that says what to do and exit code 2, never a traceback or
+a wrong file."""
 
 import errno
 import gc
@@ -49,7 +50,7 @@ def put(tensor: torch.Tensor, value: float) -> None:
     tensor[(0,) * tensor.dim()] = value
 
 
-# ---- weights that are not finite --------------------------------------------------------------------------------------
+# ---- weights that are not finite ---------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -147,7 +148,7 @@ def test_weights_that_are_not_finite_on_one_rank_stop_all():
     multiprocessing.spawn(stop_on_one, (2, free_port()), nprocs=2)
 
 
-# ---- what lies in a run's folder --------------------------------------------------------------------------------------
+# ---- what lies in a run's folder ---------------------------------------------------------------------------
 
 
 def test_a_step_best_of_somebodys_own_is_left_alone(toy_run, toy_arguments):
@@ -207,7 +208,7 @@ def test_a_resume_file_that_is_none_is_named(foreign, toy_run, toy_arguments, ca
     assert train.main(toy_arguments(MIB)) == 0
 
 
-# ---- folders that cannot be written to, full disks --------------------------------------------------------------------
+# ---- folders that cannot be written to, full disks ---------------------------------------------------------
 
 
 def test_a_file_in_the_way_of_the_run_folder_is_named(toy_arguments, tmp_path, capsys):
@@ -292,7 +293,7 @@ def test_files_are_as_private_as_the_umask_says(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["results.json"]
 
 
-# ---- settings ---------------------------------------------------------------------------------------------------------
+# ---- settings ----------------------------------------------------------------------------------------------
 
 
 def test_a_folder_at_home_is_at_home(toy_arguments, tmp_path, monkeypatch):
@@ -321,7 +322,7 @@ def test_epochs_without_end_begin_at_once(toy_arguments, tmp_path):
     assert checkpoint.load(tmp_path / "runs/run/resume.pt")["position"]["iteration"] >= 1
 
 
-# ---- checkpoints from elsewhere ---------------------------------------------------------------------------------------
+# ---- checkpoints from elsewhere ----------------------------------------------------------------------------
 
 
 @pytest.fixture

@@ -11,7 +11,9 @@ MOST = 23
 
 
 def test_one_batch_of_mib_with_altersgd_visits_few_files(toy_arguments, monkeypatch):
-    """Files of this project in which a function runs between the ends of two iterations, the loader in the same process."""
+    """Files of this project in which a function runs between the ends of two iterations,
+    the loader in the same process.
+    """
     visited: set[str] = set()
     by_iteration = []
 

@@ -1,6 +1,7 @@
 """Images for TensorBoard as (H, W, 3) bytes: tiles with titles, the confusion matrix, the losses of a step.
 
-matplotlib is imported late, and what it draws is None (the confusion matrix: grey cells without names) where it is missing.
+matplotlib is imported late, and what it draws is None (the confusion matrix: grey cells without names) where
+it is missing.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,9 @@ MOST_CELLS_WITH_NUMBERS = 25
 
 
 def tiles(images: Mapping[str, np.ndarray | None], legend: Mapping[str, Sequence[int]]) -> np.ndarray:
-    """Images (H, W, 3) under their titles, all as large as the first (None leaves a gap), then names in their colours."""
+    """Images (H, W, 3) under their titles, all as large as the first (None leaves a gap),
+    then names in their colours.
+    """
     height, width = next(pixels.shape[:2] for pixels in images.values() if pixels is not None)
     size = (max(1, round(width * TILE_HEIGHT / height)), TILE_HEIGHT)
     across, down = size[0] + GAP, size[1] + TITLE_HEIGHT
@@ -85,7 +88,9 @@ class Curves:
 
 
 def losses(curves: Curves) -> np.ndarray | None:
-    """Both losses of a step, the phase shaded, iterations marked whose segmentation loss ascends or is left out."""
+    """Both losses of a step, the phase shaded, iterations marked whose
+    segmentation loss ascends or is left out.
+    """
     figure = _figure(6.4, 3.4)
     if figure is None or not curves.entries:
         return None
@@ -113,7 +118,7 @@ def losses(curves: Curves) -> np.ndarray | None:
 
 
 def _figure(width: float, height: float) -> Any:
-    """An empty figure in inches that belongs to no window, or None without matplotlib."""
+    """Return an empty figure in inches that belongs to no window, or None without matplotlib."""
     try:
         from matplotlib.figure import Figure
     except ImportError:

@@ -54,7 +54,7 @@ class JsonLines(Tracker):
 
 
 def _is_before(line: str, at: int) -> bool:
-    """Whether a line is whole and of an iteration before `at`."""
+    """Return whether a line is whole and of an iteration before `at`."""
     try:
         return json.loads(line)["iteration"] < at
     except ValueError:  # cut off by a kill

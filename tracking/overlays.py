@@ -1,4 +1,6 @@
-"""What a network sees in an image, drawn: its classes over the image, a strip over the steps, and a legend."""
+"""What a network sees in an image, drawn: its classes over the image, a strip over the steps,
+and a legend.
+"""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -13,8 +15,8 @@ from data.palette import voc_palette
 from data.protocols import BACKGROUND
 from tracking.text import drawn
 
-# How much light and shade of the image an overlay shows. The palette's colours are 64 apart: up to 1/4, each pixel stays
-# nearest to the colour of its own class.
+# How much light and shade of the image an overlay shows. The palette's colours are 64 apart: up to 1/4, each
+# pixel stays nearest to the colour of its own class.
 SHADING = 0.24
 PANEL = 240  # longer side of an image in the strip of steps
 LEAST_OVERLAY = 320  # longer side of an overlay: smaller images are enlarged
@@ -28,20 +30,22 @@ class Panel(NamedTuple):
 
 
 def shares(labels: np.ndarray) -> dict[int, float]:
-    """Class id -> its share of the pixels, the largest first."""
+    """Return class id -> its share of the pixels, the largest first."""
     counts = np.bincount(labels.ravel(), minlength=256) / labels.size
     return {int(c): float(counts[c]) for c in np.argsort(-counts, kind="stable") if counts[c]}
 
 
 def percentage(share: float) -> str:
-    """A share in whole percent."""
+    """Return a share in whole percent."""
     return f"{share:.0%}" if share >= 0.01 else "< 1%"
 
 
 def overlay(
     image: Image.Image, mask: Image.Image, names: Mapping[int, str], size: tuple[int, int]
 ) -> Image.Image:
-    """The mask's colours over the grey image at a size, enlarged if small; beside them the classes and their shares."""
+    """Return the mask's colours over the grey image at a size, enlarged if small;
+    beside them the classes and their shares.
+    """
     entries = [
         (c, f"{drawn(names[c])}  {percentage(share)}") for c, share in shares(np.asarray(mask)).items()
     ]
@@ -54,7 +58,9 @@ def overlay(
 
 
 def strip(image: Image.Image, panels: Sequence[Panel], names: Mapping[int, str]) -> Image.Image:
-    """The image and what is seen in it after each step, with titles; beside them every class that ever occurs."""
+    """Return the image and what is seen in it after each step, with titles;
+    beside them every class that ever occurs.
+    """
     small = resized(image, panel_size(image))
     cells = [titled(("image", ""), small)]
     cells += [titled(panel.title, tint(small, panel.mask)) for panel in panels]
@@ -63,7 +69,10 @@ def strip(image: Image.Image, panels: Sequence[Panel], names: Mapping[int, str])
 
 
 def tint(image: Image.Image, mask: Image.Image) -> Image.Image:
-    """The image in the colours of its classes, with white lines between them. The rest is grey: no colour but a class's."""
+    """Return the image in the colours of its classes, with white lines between them.
+
+    The rest is grey: no colour but a class's.
+    """
     labels, grey = np.asarray(mask), np.asarray(image.convert("L"), np.float32)[..., None]
     shaded = (voc_palette()[labels] + SHADING * (grey - 128)).clip(0, 255)
     tinted = np.where(labels[..., None] == BACKGROUND, grey, shaded).astype(np.uint8)
@@ -73,19 +82,21 @@ def tint(image: Image.Image, mask: Image.Image) -> Image.Image:
 
 
 def panel_size(image: Image.Image) -> tuple[int, int]:
-    """Width and height of an image in the strip of steps."""
+    """Return width and height of an image in the strip of steps."""
     width, height = (max(1, round(side * PANEL / max(image.size))) for side in image.size)
     return width, height
 
 
 def resized(image: Image.Image, size: tuple[int, int]) -> Image.Image:
-    """The image at a size; masks and what is enlarged keep their hard edges."""
+    """Return the image at a size; masks and what is enlarged keep their hard edges."""
     smooth = image.mode == "RGB" and size[0] * size[1] < image.width * image.height
     return image.resize(size, Image.Resampling.BILINEAR if smooth else Image.Resampling.NEAREST)
 
 
 def legend(entries: Sequence[tuple[int, str]], height: int, text_size: int) -> Image.Image:
-    """A coloured square and a text for each class, in as many columns as it takes to stay near the height."""
+    """Return a coloured square and a text for each class, in as many columns as
+    it takes to stay near the height.
+    """
     row, writing = 3 * text_size // 2, font(text_size)
     rows = max(6, height // row)
     columns = [entries[i : i + rows] for i in range(0, len(entries), rows)]
@@ -120,7 +131,7 @@ def titled(lines: tuple[str, str], image: Image.Image) -> Image.Image:
 
 
 def shortened(text: str, width: int, size: int) -> str:
-    """As much of the text as fits into so many pixels."""
+    """Return as much of the text as fits into so many pixels."""
     if font(size).getlength(text) <= width:
         return text
     while text and font(size).getlength(text + "…") > width:
@@ -129,7 +140,7 @@ def shortened(text: str, width: int, size: int) -> str:
 
 
 def side_by_side(images: Sequence[Image.Image], gap: int = 6) -> Image.Image:
-    """All images in one row, on white."""
+    """Return all images in one row, on white."""
     width = sum(image.width for image in images) + gap * (len(images) + 1)
     canvas = Image.new("RGB", (width, max(image.height for image in images) + 2 * gap), "white")
     left = gap
@@ -141,7 +152,7 @@ def side_by_side(images: Sequence[Image.Image], gap: int = 6) -> Image.Image:
 
 @cache
 def font(size: int) -> ImageFont.FreeTypeFont:
-    """The font of matplotlib, which has more letters than Pillow's own."""
+    """Return the font of matplotlib, which has more letters than Pillow's own."""
     import matplotlib
 
     return ImageFont.truetype(Path(matplotlib.get_data_path()) / "fonts/ttf/DejaVuSans.ttf", size)

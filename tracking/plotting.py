@@ -16,7 +16,10 @@ STYLE = {"font.size": 9, "axes.grid": True, "grid.alpha": 0.3}
 
 
 def without_formulas(figure: Figure) -> Figure:
-    """The figure with every text as it reads: names with dollar signs. Not for logarithmic axes, whose numbers are formulas."""
+    """Return the figure with every text as it reads: names with dollar signs.
+
+    Not for logarithmic axes, whose numbers are formulas.
+    """
     for words in figure.findobj(Text):
         words.set_parse_math(False)
     return figure

@@ -17,8 +17,8 @@ SECONDS_BETWEEN_LINES = 30  # in a log file
 class Progress:
     """Called at the iterations that are logged; only then are values read from the device.
 
-    Iterations after `boundary` belong to a phase. `phase/sign` alone does not show it: with an even number of iterations
-    between two entries it is always a descent, or always an ascent, that is logged.
+    Iterations after `boundary` belong to a phase. `phase/sign` alone does not show it: with an even number of
+    iterations between two entries it is always a descent, or always an ascent, that is logged.
     """
 
     def __init__(

@@ -13,7 +13,8 @@ FINAL_METRICS = ("miou/old", "miou/new", "miou/all", "forgetting_mean")
 
 
 def layout(old: Sequence[str], new: Sequence[str]) -> dict[str, dict[str, list]]:
-    """The charts of the Custom Scalars tab, by category. Tags are regular expressions that match from the beginning.
+    """Return the charts of the Custom Scalars tab, by category. Tags are regular expressions that
+    match from the beginning.
 
     The lines of a run all have its colour, so what is compared between runs has a chart of its own.
     """
@@ -65,8 +66,9 @@ def layout(old: Sequence[str], new: Sequence[str]) -> dict[str, dict[str, list]]
 
 
 def hyperparameters(config: Mapping[str, Any]) -> dict[str, float | str]:
-    """What runs are compared by, from a config as results.json holds it. No value may be missing: HParams takes its
-    columns from one of the runs."""
+    """Return what runs are compared by, from a config as results.json holds it. No value may be missing:
+    HParams takes its columns from one of the runs.
+    """
     data, method, phase, optim, train = (config[k] for k in ("data", "method", "phase", "optim", "train"))
     strength, plain = method["strength"], phase["name"] == "descent"
 
@@ -99,9 +101,10 @@ def hyperparameters(config: Mapping[str, Any]) -> dict[str, float | str]:
 def images_to_show(
     classes_per_image: Sequence[frozenset[int]], steps: Sequence[Step], count: int
 ) -> list[int]:
-    """Positions of the test images that are shown after every step, the same ones each time.
+    """Return positions of the test images that are shown after every step, the same ones each time.
 
-    In turn one with a class of step 0, where forgetting shows, and one with a class of a later step, where learning does.
+    In turn one with a class of step 0, where forgetting shows, and one with a class of a later step, where
+    learning does.
     """
     later = steps[1:]
     turns = [steps[0] if i % 2 == 0 or not later else later[i // 2 % len(later)] for i in range(count)]

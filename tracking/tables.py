@@ -23,14 +23,16 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """The same cells as Markdown; the bars that set groups apart in the terminal are left out."""
+    """Return the same cells as Markdown; the bars that set groups apart in the terminal are left out."""
     escaped = [[text.markdown(cell.removeprefix("| ")) for cell in row] for row in (header, *rows)]
     lines = [escaped[0], ["---", *["--:"] * (len(header) - 1)], *escaped[1:]]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
 def step_table(results: Sequence[dict], groups: dict[str, str]) -> str:
-    """mIoU after each step in both conventions, forgetting, transfer, further metrics: `results` as in results.json."""
+    """mIoU after each step in both conventions, forgetting, transfer, further metrics:
+    `results` as in results.json.
+    """
     further = metrics_in(results)
     header = [
         "step",
@@ -63,7 +65,7 @@ def step_table(results: Sequence[dict], groups: dict[str, str]) -> str:
 
 
 def metrics_in(results: Iterable[Mapping]) -> list[str]:
-    """The names of the registered metrics that some of the steps have: older ones have none."""
+    """Return the names of the registered metrics that some of the steps have: older ones have none."""
     return list(dict.fromkeys(name for result in results for name in result.get("metrics", {})))
 
 

@@ -1,8 +1,9 @@
-"""What TensorBoard shows of a run: scalars, images, the confusion matrix, the config; docs/watching.md is its guide.
+"""What TensorBoard shows of a run: scalars, images, the confusion matrix, the config;
+docs/watching.md is its guide.
 
-The metrics after a step stand twice: against the iteration (`miou/old`), where they line up with the losses, and against the
-number of the step (`by_step/miou/old`), where runs of other lengths can be compared and the steps lie evenly. A prefix
-rather than a second run, so that a run stays one line in TensorBoard's list.
+The metrics after a step stand twice: against the iteration (`miou/old`), where they line up with the losses,
+and against the number of the step (`by_step/miou/old`), where runs of other lengths can be compared and the
+steps lie evenly. A prefix rather than a second run, so that a run stays one line in TensorBoard's list.
 """
 
 import sys
@@ -76,7 +77,8 @@ class Board(Tracker):
     def image(
         self, number: int, image: np.ndarray, label: np.ndarray, guess: np.ndarray, step: Step, at: int
     ) -> None:
-        """Input (H, W, 3), truth and the predictions after this and all earlier steps; (H, W) in the labels of the step.
+        """Input (H, W, 3), truth and the predictions after this and all earlier steps; (H, W)
+        in the labels of the step.
 
         The predictions are kept as files, so that those of earlier steps are there when a run resumes.
         """
@@ -116,7 +118,10 @@ class Board(Tracker):
 
     @while_it_can
     def finish(self, config: Mapping[str, Any]) -> None:
-        """The row of a finished run in the HParams tab. It takes the last value of each of FINAL_METRICS by itself."""
+        """The row of a finished run in the HParams tab.
+
+        It takes the last value of each of FINAL_METRICS by itself.
+        """
         if self.writer:
             from tensorboard.plugins.hparams.plugin_data_pb2 import HParamsPluginData
             from torch.utils.tensorboard.summary import hparams
@@ -132,7 +137,10 @@ class Board(Tracker):
                 self.writer.file_writer.add_summary(summary)
 
     def give_up(self, error: OSError) -> None:
-        """Say so, and write nothing until `open` is called again. Behind half a record in the file none would be read."""
+        """Say so, and write nothing until `open` is called again.
+
+        Behind half a record in the file none would be read.
+        """
         writer, self.writer = self.writer, None
         why = f"{self.folder}: TensorBoard's files cannot be written ({error})"
         tqdm.write(f"note: {why}; the run continues, and its curves do in the next step", file=sys.stderr)
@@ -169,7 +177,9 @@ class Board(Tracker):
 
 
 def hush_writers() -> None:
-    """An event file is written by a thread of TensorBoard's, which hands its error over, yet would print a traceback too."""
+    """An event file is written by a thread of TensorBoard's, which hands its error over,
+    yet would print a traceback too.
+    """
     hook = threading.excepthook
     if getattr(hook, "func", None) is not _hushed:
         threading.excepthook = partial(_hushed, hook)

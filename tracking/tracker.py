@@ -1,7 +1,7 @@
 """Who keeps the curves and metrics of a run: any number of trackers, chosen by `run.tracker`.
 
-A tracker is told everything and shows what it can: a subclass overrides those of the methods below that it has a use for.
-Iterations are counted over the whole run, steps one after another.
+A tracker is told everything and shows what it can: a subclass overrides those of the methods below that it
+has a use for. Iterations are counted over the whole run, steps one after another.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -24,7 +24,8 @@ register = TRACKERS.register
 class Tracker:
     """Keeps nothing, and is the class that all others begin with.
 
-    `about` is the text of the config, `old` and `new` name the classes of the first step and of all later ones.
+    `about` is the text of the config, `old` and `new` name the classes of the first step and of all later
+    ones.
     """
 
     def __init__(self, folder: Path, about: str = "", old: Sequence[str] = (), new: Sequence[str] = ()):
@@ -36,7 +37,10 @@ class Tracker:
         return False
 
     def open(self, at: int | None = None) -> None:
-        """Start writing, however often it is called. What an interrupted run wrote from iteration `at` on is void."""
+        """Start writing, however often it is called.
+
+        What an interrupted run wrote from iteration `at` on is void.
+        """
 
     def scalars(self, values: Mapping[str, float | None], at: int) -> None:
         """Values by name at an iteration; None is one that is not known."""
@@ -48,7 +52,9 @@ class Tracker:
     def image(
         self, number: int, image: np.ndarray, label: np.ndarray, guess: np.ndarray, step: Step, at: int
     ) -> None:
-        """A test image (H, W, 3), its truth and the prediction after the step; (H, W) in the labels of the step."""
+        """A test image (H, W, 3), its truth and the prediction after the step; (H, W)
+        in the labels of the step.
+        """
 
     def confusion(self, counts: np.ndarray, names: Sequence[str], at: int) -> None:
         """The confusion matrix after a step; rows are the truth."""
@@ -66,11 +72,13 @@ class Tracker:
         """Nothing more is going to be said."""
 
     def give_up(self, error: OSError) -> None:
-        """What cannot be written is left out until `open` is called again; of methods that are marked `while_it_can`."""
+        """What cannot be written is left out until `open` is called again;
+        of methods that are marked `while_it_can`.
+        """
         raise error
 
     def watch(self, runs: str) -> str | None:
-        """How a person looks at it, where the folder `runs` holds this run and others."""
+        """Return how a person looks at it, where the folder `runs` holds this run and others."""
         return None
 
 
@@ -146,12 +154,12 @@ def while_it_can(method: Callable[..., None]) -> Callable[..., None]:
 
 
 def make_trackers(names: Iterable[str], enabled: bool, folder: Path, **about: Any) -> Trackers:
-    """The trackers of those names. On ranks other than the first none is enabled."""
+    """Return the trackers of those names. On ranks other than the first none is enabled."""
     return Trackers(TRACKERS.find(name)(folder, **about) for name in names if enabled)
 
 
 def metrics_of(result: Mapping[str, Any]) -> dict[str, float | None]:
-    """The metrics of a step's entry in results.json, by the names under which trackers show them."""
+    """Return the metrics of a step's entry in results.json, by the names under which trackers show them."""
     values = {f"miou/{k}": v for k, v in result["miou"].items()}
     values |= {f"miou_with_background/{k}": v for k, v in result["miou_with_background"].items()}
     for kind in ("iou", "forgetting"):

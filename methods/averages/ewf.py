@@ -4,18 +4,20 @@ From step 1 on, at the end of a step,
 
     theta <- (1 - a) theta_old + a theta        a = sqrt(C_new / (C_new + C_old))
 
-for every tensor of the old model, the running statistics of the norms too. C_old counts the background: 15-1 begins with a = sqrt(1/17).
-The new classifier is as it was trained; all older ones are frozen during the step. theta_old is what the step before saved, in
-which MiB has not lowered the background's bias yet: of log(C_new + 1) it keeps the share a.
+for every tensor of the old model, the running statistics of the norms too. C_old counts the background: 15-1
+begins with a = sqrt(1/17). The new classifier is as it was trained; all older ones are frozen during the
+step. theta_old is what the step before saved, in which MiB has not lowered the background's bias yet: of
+log(C_new + 1) it keeps the share a.
 
-Read in the authors' code (the formula, which tensors, the freezing); the paper's own text was not at hand. The code has a further
-option, which its authors say the paper does not mention: only the 45 % of all weights that moved furthest are fused. Not here.
+Read in the authors' code (the formula, which tensors, the freezing); the paper's own text was not at hand.
+The code has a further option, which its authors say the paper does not mention: only the 45 % of all weights
+that moved furthest are fused. Not here.
 
 Our choices:
 - Interpolated from theta_old on, so that a frozen weight keeps its bits; the sum above may round them.
 - Tensors that are no floating-point numbers, as a norm's count of batches, stay as the step left them.
-- EWC, PI and RW close their statistics before the fusion, for these are about the path that was trained; they observe and pull
-  no frozen classifier. Their next anchor is the fused model.
+- EWC, PI and RW close their statistics before the fusion, for these are about the path that was trained; they
+  observe and pull no frozen classifier. Their next anchor is the fused model.
 - The published runs are overlapped, over MiB and PLOP.
 """
 

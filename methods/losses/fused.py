@@ -1,7 +1,9 @@
-"""The losses of plain.py for the loss head: the same values and gradients, faster and without full-size temporaries.
+"""The losses of plain.py for the loss head: the same values and gradients,
+faster and without full-size temporaries.
 
-A loss of logits that are not enlarged yet is `Pending`, see head.py: it is evaluated together with the others. A loss of an
-ordinary tensor is evaluated at once, by the same code. No second derivative: whoever needs it takes `train.losses=plain`.
+A loss of logits that are not enlarged yet is `Pending`, see head.py: it is evaluated together with the
+others. A loss of an ordinary tensor is evaluated at once, by the same code. No second derivative: whoever
+needs it takes `train.losses=plain`.
 """
 
 import math
@@ -70,7 +72,9 @@ def _noted(logits: Any, term: Term) -> Any:
 
 
 class _CrossEntropy(Term):
-    """log-sum over all - z_y; if `num_old` is given, a label below it says "one of the old": log-sum over all - over the old."""
+    """log-sum over all - z_y; if `num_old` is given, a label below it says "one of the old":
+    log-sum over all - over the old.
+    """
 
     def __init__(
         self, labels: Tensor, count: Tensor | int, num_old: int | None = None, weights: Tensor | None = None
@@ -163,7 +167,7 @@ class _Confidence(Term):
         return (negative_entropy + math.log(self.num_classes)).sum() / self.count
 
 
-# ------------------------------------------------------------------------------------------------------------- pieces
+# ----------------------------------------------------------------------------------------------------- pieces
 
 
 def _num_pixels(shape: torch.Size) -> int:
@@ -177,12 +181,12 @@ def _named(labels: Tensor, first: int) -> Tensor:
 
 
 def _one_hot(labels: Tensor, first: int, scores: Tensor, factor: Tensor) -> tuple[slice, Tensor]:
-    """The classes from `first` on, and the factor at the class of each pixel's label, 0 elsewhere."""
+    """Return the classes from `first` on, and the factor at the class of each pixel's label, 0 elsewhere."""
     classes = torch.arange(first, scores.shape[1], device=labels.device)
     hits = labels[:, None] == classes[:, None, None]
     return slice(first, None), torch.where(hits, factor[:, None], 0.0)
 
 
 def _dot(one: Tensor, other: Tensor) -> Tensor:
-    """The sum of all products, without a tensor of them."""
+    """Return the sum of all products, without a tensor of them."""
     return (one.flatten(1)[:, None] @ other.flatten(1)[:, :, None]).sum()

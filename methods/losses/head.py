@@ -1,17 +1,19 @@
-"""The loss head: from the small logits of student and teacher to the terms of the objective and the gradient of the small logits.
+"""The loss head: from the small logits of student and teacher to the terms of the objective and
+the gradient of the small logits.
 
-A loss of fused.py that is given logits which are not enlarged yet (models/upsample.py) is noted down only, as a `Pending`
-sum of pixel terms. The sum can be weighed and added to others. Who needs its value has all of its terms evaluated in one walk
-over the pixels, a piece at a time: the scores of the piece are enlarged, every term adds its value and its part of the
-gradient, and the gradient is made small again. No tensor holds more than a piece at full size.
+A loss of fused.py that is given logits which are not enlarged yet (models/upsample.py) is noted down only, as
+a `Pending` sum of pixel terms. The sum can be weighed and added to others. Who needs its value has all of its
+terms evaluated in one walk over the pixels, a piece at a time: the scores of the piece are enlarged, every
+term adds its value and its part of the gradient, and the gradient is made small again. No tensor holds more
+than a piece at full size.
 
-The gradient is written out by hand from the terms' formulas. In all of them the student's scores z appear in log-sums over
-groups of classes and in products with something known, a label or the teacher's probabilities:
+The gradient is written out by hand from the terms' formulas. In all of them the student's scores z appear in
+log-sums over groups of classes and in products with something known, a label or the teacher's probabilities:
 
     term = sum over pixels of  sum_S coefficient_S * log sum_{c in S} exp(z_c)  -  sum_c known_c * z_c
 
-so exponentials and log-sums are taken once for all terms. The operators are matrix products, reductions and what works place
-by place: on every device they give the same bits again.
+so exponentials and log-sums are taken once for all terms. The operators are matrix products, reductions and
+what works place by place: on every device they give the same bits again.
 """
 
 from __future__ import annotations
@@ -35,7 +37,9 @@ ALL, OLD, BACKGROUND_OR_NEW = (0, 1, 2), (0, 1), (0, 2)
 
 
 class Piece:
-    """The student's scores (b, C, rows, columns) in a part of the images, what terms ask of them, and what they add up."""
+    """The student's scores (b, C, rows, columns) in a part of the images, what terms ask of them,
+    and what they add up.
+    """
 
     def __init__(self, scores: Tensor, num_old: int) -> None:
         self.scores = scores
@@ -75,7 +79,9 @@ class Piece:
         self.coefficients[groups] = self.coefficients.get(groups, 0.0) + coefficient
 
     def subtract(self, classes: slice, known: Tensor, factor: float = 1.0) -> None:
-        """A term has -factor * known_c * z_c for each of the classes, or something else with that gradient."""
+        """A term has -factor * known_c * z_c for each of the classes,
+        or something else with that gradient.
+        """
         self.known.append((classes, known, factor))
 
     def gradient(self) -> Tensor:
@@ -92,7 +98,7 @@ class Piece:
         return gradient
 
     def _share(self, group: int) -> Tensor:
-        """The derivative by the log-sum of a group."""
+        """Return the derivative by the log-sum of a group."""
         log_sum = self.log_sum((group,))
         share = torch.zeros_like(log_sum)
         for groups, coefficient in self.coefficients.items():
@@ -108,7 +114,7 @@ class Term:
     value: Tensor
 
     def visit(self, piece: Piece, images: slice, rows: slice, weight: float) -> Tensor:
-        """The value of a piece, which is told what the term times the weight consists of."""
+        """Return the value of a piece, which is told what the term times the weight consists of."""
         raise NotImplementedError
 
 
@@ -133,7 +139,10 @@ class Maps:
 
 
 class EnlargedMaps(Maps):
-    """The same of scores that are not enlarged yet. They are enlarged to (B, C, H, w) at once, the rest by pieces."""
+    """The same of scores that are not enlarged yet.
+
+    They are enlarged to (B, C, H, w) at once, the rest by pieces.
+    """
 
     def __init__(self, scores: Enlarged) -> None:
         self.source, self.shape = scores.small, scores.shape
@@ -160,7 +169,9 @@ def maps(scores: Tensor | Enlarged) -> Maps:
 
 
 class Pending(Late):
-    """A weighed sum of terms on the same scores, and of numbers and tensors: a scalar tensor as soon as somebody asks."""
+    """A weighed sum of terms on the same scores, and of numbers and tensors:
+    a scalar tensor as soon as somebody asks.
+    """
 
     def __init__(
         self, scores: Tensor | Enlarged, terms: Sequence[tuple[float, Term]], rest: Any = 0.0
@@ -177,7 +188,7 @@ class Pending(Late):
         return self._value() + self.rest
 
     def detach(self) -> Tensor:
-        """The value; it is not computed again if all terms were evaluated in another sum."""
+        """Return the value; it is not computed again if all terms were evaluated in another sum."""
         if all(hasattr(term, "value") for _, term in self.terms):
             return torch.as_tensor(self._value() + self.rest).detach()
         return self.tensor.detach()

@@ -1,8 +1,8 @@
 """The losses of every method, as pure functions.
 
-Shapes: `logits` and `student` are (B, C, H, W) with C = C_old + C_new, background first; `teacher` is (B, C_old, H, W);
-`labels` is (B, H, W) with IGNORE_INDEX for void. p = softmax(student), q = softmax(teacher). All work in log space and none
-builds a probability tensor over all C classes.
+Shapes: `logits` and `student` are (B, C, H, W) with C = C_old + C_new, background first; `teacher` is (B,
+C_old, H, W); `labels` is (B, H, W) with IGNORE_INDEX for void. p = softmax(student), q = softmax(teacher).
+All work in log space and none builds a probability tensor over all C classes.
 """
 
 import math
@@ -17,19 +17,22 @@ from data.protocols import IGNORE_INDEX
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, mean_over: str = "all") -> Tensor:
-    """-log p_y, averaged over all pixels (MiB's code: void counts in the denominator) or over the valid ones."""
+    """Return -log p_y, averaged over all pixels (MiB's code: void counts in the denominator)
+    or over the valid ones.
+    """
     total = F.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="sum")
     return total / num_pixels(labels, mean_over)
 
 
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor, mean_over: str = "all") -> Tensor:
-    """-log p_y times the weight of its image (`weights` is (B,)), averaged as cross_entropy."""
+    """Return -log p_y times the weight of its image (`weights` is (B,)), averaged as cross_entropy."""
     per_pixel = F.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX, reduction="none")
     return (per_pixel.sum(dim=(1, 2)) * weights).sum() / num_pixels(labels, mean_over)
 
 
 def unbiased_cross_entropy(logits: Tensor, labels: Tensor, num_old: int, mean_over: str = "all") -> Tensor:
-    """MiB Eq. 5: an old label says only "one of the old classes": -log sum_{c < num_old} p_c; a new one is plain CE.
+    """MiB Eq. 5: an old label says only "one of the old classes": -log sum_{c < num_old} p_c;
+    a new one is plain CE.
 
     At step 0 the background is the only old class (num_old = 1) and this is cross_entropy, to the last bit.
     """
@@ -51,7 +54,8 @@ def distillation(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def unbiased_distillation(student: Tensor, teacher: Tensor) -> Tensor:
-    """MiB Eq. 8: the teacher's background q_0 is matched by the student's background and new classes together.
+    """MiB Eq. 8: the teacher's background q_0 is matched by the student's background
+    and new classes together.
 
     -(1/C_old) [ q_0 log(p_0 + sum_new p_c) + sum_{1 <= c < C_old} q_c log p_c ], averaged over pixels.
     """
@@ -92,9 +96,9 @@ def feature_distillation(student: Tensor, teacher: Tensor) -> Tensor:
 def local_pod(student: Tensor, teacher: Tensor, scales: Sequence[int] = (1, 2, 4)) -> Tensor:
     """PLOP: the distance between the embeddings of two maps of equal shape, averaged over images.
 
-    The embedding of a map: its squares are cut into s x s windows of equal size for each scale s (a remainder at the right and
-    at the bottom is left out), and each window gives its mean over the width and its mean over the height. A scale that
-    is finer than the map is left out.
+    The embedding of a map: its squares are cut into s x s windows of equal size for each scale s (a remainder
+    at the right and at the bottom is left out), and each window gives its mean over the width and its mean
+    over the height. A scale that is finer than the map is left out.
     """
     dtype = torch.promote_types(student.dtype, torch.float32)
     squares = student.to(dtype).square() - teacher.to(dtype).square()  # embedding is linear from here on
@@ -110,10 +114,10 @@ def local_pod(student: Tensor, teacher: Tensor, scales: Sequence[int] = (1, 2, 4
 
 
 def num_pixels(labels: Tensor, mean_over: str) -> Tensor | int:
-    """The denominator of a pixel mean.
+    """Return the denominator of a pixel mean.
 
-    Ranks average their gradients, so the valid pixels are counted over all of them. With gradient accumulation the
-    micro-batches of an update still weigh alike, whatever their number of valid pixels.
+    Ranks average their gradients, so the valid pixels are counted over all of them. With gradient
+    accumulation the micro-batches of an update still weigh alike, whatever their number of valid pixels.
     """
     if mean_over == "all":
         return labels.numel()

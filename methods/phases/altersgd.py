@@ -1,18 +1,21 @@
 """AlterSGD: alternate descent and ascent at the end of each step (Huang et al. 2021, Algorithm 1 and Eq. 6).
 
-The first floor(pT) of T iterations train normally. Then halves of `every` iterations alternate, starting with a descent:
+The first floor(pT) of T iterations train normally. Then halves of `every` iterations alternate, starting with
+a descent:
 
     descent                       minimises   l_seg + lambda_a R
     ascent, flip = "seg" (Eq. 6)  minimises  -l_seg + lambda_b R
     ascent, flip = "all" (Eq. 2)  minimises  -l_seg - lambda_b R
 
-The paper can be read in four ways: its Eq. 6 flips l_seg alone, its Algorithm 1, Eq. 2 and Theorem 1 flip the whole loss; its
-Algorithm 1 says "iteration", and gives p in epochs of losses that are means over the whole training set.
+The paper can be read in four ways: its Eq. 6 flips l_seg alone, its Algorithm 1, Eq. 2 and Theorem 1 flip the
+whole loss; its Algorithm 1 says "iteration", and gives p in epochs of losses that are means over the whole
+training set.
 
-To second order a pair on the same loss L moves by -(eta^2 / 2) grad ||grad L||^2 (Theorem 1): towards flatter regions. What it
-does to first order is left to the controls, which leave out the second order and nothing else. With flip = "seg" a pair cancels
-l_seg and leaves two steps on R: `Consolidate`. With flip = "all" it cancels everything: `Pause`, which still passes the images
-through the network and so moves the statistics of its norms, and `Stop`, which ends the step at floor(pT).
+To second order a pair on the same loss L moves by -(eta^2 / 2) grad ||grad L||^2 (Theorem 1): towards flatter
+regions. What it does to first order is left to the controls, which leave out the second order and nothing
+else. With flip = "seg" a pair cancels l_seg and leaves two steps on R: `Consolidate`. With flip = "all" it
+cancels everything: `Pause`, which still passes the images through the network and so moves the statistics of
+its norms, and `Stop`, which ends the step at floor(pT).
 
 What else the paper leaves open are options whose default comes first.
 """
@@ -100,7 +103,9 @@ class AlterSGD(Descent):
 
 @register("consolidate")
 class Consolidate(AlterSGD):
-    """The control of flip = "seg": after floor(pT) only R is minimised. l_seg apart, every option does what it does there."""
+    """The control of flip = "seg": after floor(pT) only R is minimised. l_seg apart,
+    every option does what it does there.
+    """
 
     @classmethod
     def conflicts(cls, config: Any) -> Conflicts:
@@ -116,7 +121,9 @@ class Consolidate(AlterSGD):
 
 @register("pause")
 class Pause(AlterSGD):
-    """A control of flip = "all": after floor(pT) images pass, so the norms' statistics move, and no weight does."""
+    """A control of flip = "all": after floor(pT) images pass, so the norms' statistics move,
+    and no weight does.
+    """
 
     def __call__(self, iteration: int, total: int) -> Weights:
         return Weights(1.0, self.lambda_a) if self.updates(iteration, total) else Weights(0.0, 0.0)

@@ -27,15 +27,17 @@ class Descent:
 
     @classmethod
     def conflicts(cls, config: Any) -> Conflicts:
-        """What of the config the phase cannot work with: pairs of a key and what is wrong with its value."""
+        """Yield what of the config the phase cannot work with:
+        pairs of a key and what is wrong with its value.
+        """
         return iter(())
 
     def __call__(self, iteration: int, total: int) -> Weights:
-        """The weights of update number `iteration` (from 1, as in Algorithm 1) out of `total`."""
+        """Return the weights of update number `iteration` (from 1, as in Algorithm 1) out of `total`."""
         return Weights(learn=1.0, keep=self.lambda_a)
 
     def boundary(self, total: int) -> int:
-        """The last iteration of normal training."""
+        """Return the last iteration of normal training."""
         return total
 
     def last_iteration(self, total: int) -> int:
@@ -43,15 +45,15 @@ class Descent:
         return total
 
     def updates(self, iteration: int, total: int) -> bool:
-        """Whether the iteration changes the weights, or only passes its images through the network."""
+        """Return whether the iteration changes the weights, or only passes its images through the network."""
         return True
 
     def batch_of(self, iteration: int, total: int) -> int:
-        """Which batch of the step's stream (from 1) the iteration trains on."""
+        """Return which batch of the step's stream (from 1) the iteration trains on."""
         return iteration
 
     def schedule_iteration(self, iteration: int, total: int) -> int:
-        """The iteration whose learning rate is used."""
+        """Return the iteration whose learning rate is used."""
         return iteration
 
     def prepare(self, optimizer: Optimizer, iteration: int, total: int) -> None:
@@ -72,7 +74,7 @@ def make_phase(
     options: Mapping[str, Any] | None = None,
     **choices: str,
 ) -> Descent:
-    """The phase of incremental step `step`, in which an epoch has `epoch` iterations.
+    """Return the phase of incremental step `step`, in which an epoch has `epoch` iterations.
 
     lambda_a and lambda_b are the method's `strength` unless given.
     """

@@ -2,14 +2,16 @@
 
     minimise  l_seg + lambda R + c ||grad l_seg||^2
 
-A descent and an ascent on one batch move by -(eta^2 / 2) grad ||grad l_seg||^2, which is what two plain updates with
-c = eta / 4 add. The gradient of the penalty is 2 c H g with g = grad l_seg; H g is the difference of two gradients:
+A descent and an ascent on one batch move by -(eta^2 / 2) grad ||grad l_seg||^2, which is what two plain
+updates with c = eta / 4 add. The gradient of the penalty is 2 c H g with g = grad l_seg; H g is the
+difference of two gradients:
 
     H g = ||g|| (grad l_seg(theta + r g / ||g||) - g) / r + O(r)
 
-which needs no second derivative, so every norm and every fast loss will do (the scheme of Zhao et al. 2022, who penalise
-||grad|| of the whole loss). Our choices: the squared norm, of l_seg alone, because the theorem is about these; it is
-minimised whichever sign the phase gives l_seg; on several ranks each takes the norm on its own images.
+which needs no second derivative, so every norm and every fast loss will do (the scheme of Zhao et al. 2022,
+who penalise ||grad|| of the whole loss). Our choices: the squared norm, of l_seg alone, because the theorem
+is about these; it is minimised whichever sign the phase gives l_seg; on several ranks each takes the norm on
+its own images.
 
 The cost is three gradient evaluations per update; the teacher passes once.
 """

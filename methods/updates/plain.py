@@ -1,12 +1,15 @@
-"""How the gradient of an update is formed. The plain rule evaluates the objective once, where the model stands.
+"""How the gradient of an update is formed. The plain rule evaluates the objective once,
+where the model stands.
 
-Other rules (sam.py, gradient_penalty.py) evaluate it several times and in other places, on the same images and with the
-same dropout. They know neither method nor phase, so every rule runs with every method under every phase. An `Evaluate` adds
-the gradient of weights.learn * l_seg + weights.keep * R to `p.grad` and returns the terms by name; with `local` the ranks do
-not exchange what was added until the next evaluation that is not: what `p.grad` holds by then is averaged with it. A rule
-evaluates equally often on all ranks, whatever their gradients are: synchronised norms wait for each other.
+Other rules (sam.py, gradient_penalty.py) evaluate it several times and in other places, on the same images
+and with the same dropout. They know neither method nor phase, so every rule runs with every method under
+every phase. An `Evaluate` adds the gradient of weights.learn * l_seg + weights.keep * R to `p.grad` and
+returns the terms by name; with `local` the ranks do not exchange what was added until the next evaluation
+that is not: what `p.grad` holds by then is averaged with it. A rule evaluates equally often on all ranks,
+whatever their gradients are: synchronised norms wait for each other.
 
-What a method adds in `after_backward` (the pull of EWC, PI and RW) is no part of it: that comes after the rule, in closed form.
+What a method adds in `after_backward` (the pull of EWC, PI and RW) is no part of it: that comes after the
+rule, in closed form.
 """
 
 import math
@@ -44,11 +47,13 @@ class Update:
 
     @classmethod
     def conflicts(cls, config: Any) -> Conflicts:
-        """What of the config the rule cannot work with: pairs of a key and what is wrong with its value."""
+        """Yield what of the config the rule cannot work with:
+        pairs of a key and what is wrong with its value.
+        """
         return iter(())
 
     def __call__(self, model: nn.Module, evaluate: Evaluate, weights: Weights, scale: float) -> Terms:
-        """Leaves the gradient of the update in `p.grad` and returns the terms at the present weights.
+        """Leave the gradient of the update in `p.grad` and return the terms at the present weights.
 
         `scale` is what the gradients that `evaluate` adds are multiplied with (fp16; else 1).
         """
@@ -58,7 +63,7 @@ class Update:
 def make_update(
     name: str, *, step: int, from_step: int, options: Mapping[str, Any] | None = None, **settings: float
 ) -> Update:
-    """The rule of incremental step `step`, made with those of the `settings` that it takes."""
+    """Return the rule of incremental step `step`, made with those of the `settings` that it takes."""
     make = UPDATES.find(name)
     UPDATES.check_options(name, options or {})
     if step < from_step:
@@ -66,11 +71,13 @@ def make_update(
     return make(**{key: settings[key] for key in make.keys}, **(options or {}))
 
 
-# ------------------------------------------------------------------------------------------------- pieces for the rules
+# --------------------------------------------------------------------------------------- pieces for the rules
 
 
 def take_gradients(model: nn.Module) -> list[Tensor]:
-    """The gradient of every trainable parameter, laid out in memory as it is; `p.grad` is empty afterwards."""
+    """Return the gradient of every trainable parameter, laid out in memory as it is;
+    `p.grad` is empty afterwards.
+    """
     taken = []
     for p in model.parameters():
         if p.requires_grad:
@@ -81,16 +88,17 @@ def take_gradients(model: nn.Module) -> list[Tensor]:
 
 
 def norm_of(tensors: list[Tensor]) -> float:
-    """Of all of them as one vector. Infinite or NaN where an entry is."""
+    """Return the norm of all tensors as one vector; it is infinite or NaN where an entry is."""
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors))).item()
 
 
 @contextmanager
 def moved(model: nn.Module, direction: list[Tensor], distance: float) -> Iterator[float]:
-    """The model `distance` further along `direction`, whose length is handed out; afterwards back, bit for bit.
+    """The model `distance` further along `direction`, whose length is handed out; afterwards back,
+    bit for bit.
 
-    It stays where it is if there is no way to go: a length of 0, or one that is not finite (an overflow in fp16, which the
-    next evaluation meets again).
+    It stays where it is if there is no way to go: a length of 0, or one that is not finite (an overflow in
+    fp16, which the next evaluation meets again).
     """
     parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
     kept = [p.detach().clone() for p in parameters]

@@ -1,13 +1,14 @@
-"""SAM, sharpness-aware minimisation (Foret et al. 2021), as an update rule: descend by the gradient of a worse neighbour.
+"""SAM, sharpness-aware minimisation (Foret et al. 2021), as an update rule:
+descend by the gradient of a worse neighbour.
 
     e = rho g / ||g||        g the gradient of the objective at theta (Eq. 2, p = 2)
     theta <- theta - eta grad L(theta + e)                          (Eq. 3)
 
-From the paper: one gradient ascent step to the worst point of a ball, no second-order term, rho = 0.05, and under several
-ranks every rank climbs by the gradient of its own images (their m-sharpness) and only the second gradient is averaged.
-Our choices: L is the weighed objective of the iteration, distillation included, so under AlterSGD the ascents look for their
-own worst neighbour; only the first pass enters the running statistics of the norms; EWC, PI and RW observe the gradient that
-the update uses.
+From the paper: one gradient ascent step to the worst point of a ball, no second-order term, rho = 0.05, and
+under several ranks every rank climbs by the gradient of its own images (their m-sharpness) and only the
+second gradient is averaged. Our choices: L is the weighed objective of the iteration, distillation included,
+so under AlterSGD the ascents look for their own worst neighbour; only the first pass enters the running
+statistics of the norms; EWC, PI and RW observe the gradient that the update uses.
 
 The cost is two gradient evaluations per update; the teacher passes once.
 """

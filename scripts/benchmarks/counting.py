@@ -1,4 +1,6 @@
-"""One iteration on the meta device: what it calls and how much memory its tensors take, without computing anything."""
+"""One iteration on the meta device: what it calls and how much memory its tensors take,
+without computing anything.
+"""
 
 import weakref
 from dataclasses import dataclass
@@ -55,7 +57,9 @@ class Iteration:
 
 @cache
 def count_iteration(body: str, crop: int, batch: int) -> Iteration:
-    """The second iteration of MiB in step 1 of VOC 15-1, in single precision; the first one makes the momentum."""
+    """Return the second iteration of MiB in step 1 of VOC 15-1, in single precision;
+    the first one makes the momentum.
+    """
     step = protocol_steps("voc", "15-1")[1]
     tally = Tally()
     with torch.device("meta"):

@@ -55,7 +55,7 @@ def confusion(options: Options) -> list[Measurement]:
 
 
 def random_labels(*shape: int) -> tuple[Tensor, Tensor]:
-    """Labels as the loader gives them, some void, and predictions as argmax gives them."""
+    """Return labels as the loader gives them, some void, and predictions as argmax gives them."""
     generator = torch.Generator().manual_seed(0)
     truth = torch.randint(NUM_CLASSES, shape, dtype=torch.uint8, generator=generator)
     truth[torch.rand(shape, generator=generator) < 0.05] = IGNORE_INDEX
@@ -63,7 +63,9 @@ def random_labels(*shape: int) -> tuple[Tensor, Tensor]:
 
 
 def regions(count: int, height: int, width: int) -> tuple[Tensor, Tensor]:
-    """The same in squares of 32 pixels, of which the predictions are some pixels off: neighbours are alike."""
+    """Return the same in squares of 32 pixels, of which the predictions are some pixels off:
+    neighbours are alike.
+    """
     squares, _ = random_labels(count, height // 32, width // 32)
     truth = squares.repeat_interleave(32, 1).repeat_interleave(32, 2)
     return truth, truth.clamp(max=NUM_CLASSES - 1).roll((5, 7), (1, 2)).long()

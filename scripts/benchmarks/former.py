@@ -1,4 +1,5 @@
-"""What the loss head is measured against: MiB's losses as they were before it, on logits of the whole batch at full size.
+"""What the loss head is measured against: MiB's losses as they were before it,
+on logits of the whole batch at full size.
 
 Nothing else uses them. They were written out by hand, too, with one log-sum shared by both terms.
 """
@@ -25,7 +26,10 @@ def unbiased_cross_entropy(logits: Tensor, labels: Tensor, num_old: int, mean_ov
 
 
 def unbiased_distillation(student: Tensor, teacher: Tensor) -> Tensor:
-    """With q = softmax(teacher) summing to one, Eq. 8 is  lse(z) - q_0 lse(z_0, z_new) - sum_{1 <= c < num_old} q_c z_c."""
+    """With q = softmax(teacher) summing to one, Eq.
+
+    8 is lse(z) - q_0 lse(z_0, z_new) - sum_{1 <= c < num_old} q_c z_c.
+    """
     num_old = teacher.shape[1]
     few = sum_up(student, num_old)
     match, q_background = _Match.apply(student, teacher)
@@ -99,7 +103,10 @@ class _Match(Function):
 
 
 def _exponentials(z: Tensor, out: Tensor, log_sum: Tensor | None = None) -> Tensor:
-    """exp(z - max) into `out`, log sum exp(z) into `log_sum`; returns the sum of `out`. All over the classes."""
+    """exp(z - max) into `out`, log sum exp(z) into `log_sum`; returns the sum of `out`.
+
+    All over the classes.
+    """
     largest = z.amax(0)
     torch.sub(z, largest, out=out).exp_()
     total = out.sum(0)

@@ -51,7 +51,7 @@ def process_seconds(action: Callable[[], object]) -> Callable[[], float]:
     return measure
 
 
-# ------------------------------------------------------------------------------------------------------------- losses
+# ----------------------------------------------------------------------------------------------------- losses
 
 
 def example(images: int, classes: int, side: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -99,11 +99,11 @@ def losses(options: Options) -> list[Measurement]:
     return measurements
 
 
-# ------------------------------------------------------------------------------------------------ teacher, iteration
+# ----------------------------------------------------------------------------------------- teacher, iteration
 
 
 def teacher(options: Options) -> list[Measurement]:
-    """A pass of the teacher."""
+    """Return a pass of the teacher."""
     bodies = ("resnet_tiny",) if options.quick else ("mobilenet_v2", "resnet50")
     measurements = []
     for body in bodies:
@@ -131,7 +131,7 @@ def network_as_before(body: str) -> Segmenter:
 
 
 def recipe(options: Options) -> list[Measurement]:
-    """An iteration of MiB on the sizes of the CPU recipe."""
+    """Return an iteration of MiB on the sizes of the CPU recipe."""
     overrides = (*QUICK,) if options.quick else (options.recipe, "model.pretrained=null")
     with tempfile.TemporaryDirectory() as folder:
         now = begin(folder, *overrides, "method.name=mib", steps=STEPS)

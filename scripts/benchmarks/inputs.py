@@ -35,7 +35,7 @@ STEP = protocol_steps("voc", "15-1")[0]
 FLIP = 0.5
 
 
-# ------------------------------------------------------------------------------------------------------------ labels
+# ----------------------------------------------------------------------------------------------------- labels
 
 
 def labels(options: Options) -> list[Measurement]:
@@ -54,11 +54,13 @@ def labels(options: Options) -> list[Measurement]:
     return [ratio(what, samples, "pixel by pixel", "table", Target(low=100))]
 
 
-# ----------------------------------------------------------------------------------------------------------- loading
+# ---------------------------------------------------------------------------------------------------- loading
 
 
 def loading(options: Options) -> list[Measurement]:
-    """Training images of one loader process, against the usual pipeline over PIL images with the same crops."""
+    """Training images of one loader process, against the usual pipeline over PIL
+    images with the same crops.
+    """
     dataset = given(options.fullres, "--fullres")
     crop, count = (64, min(8, len(dataset.train))) if options.quick else (512, len(dataset.train))
     table = train_table(STEP, "disjoint", "background")
@@ -104,7 +106,7 @@ def loading(options: Options) -> list[Measurement]:
 
 
 def packed_copy(root: Path | None, folder: Path) -> Dataset:
-    """The data set decoded into one file."""
+    """Return the data set decoded into one file."""
     assert root is not None
     say(f"  {pack(root, folder / 'pack', 'voc', decoded=True)}")
     return load_dataset("voc", folder / "pack")
@@ -117,7 +119,7 @@ def given(root: Path | None, option: str) -> Dataset:
 
 
 def crops_of(dataset: StepDataset) -> list[Draw]:
-    """What the transform of a data set draws for each image in epoch 0."""
+    """Return what the transform of a data set draws for each image in epoch 0."""
     transform: Any = dataset.transform
     draws: list[Draw] = []
 
@@ -132,7 +134,7 @@ def crops_of(dataset: StepDataset) -> list[Draw]:
 
 
 def pil_example(item: Sample, draw: Draw, crop: int, table: np.ndarray) -> tuple[Tensor, Tensor]:
-    """Normalised floats (3, H, W) and labels (H, W), by PIL as far as it goes."""
+    """Return normalised floats (3, H, W) and labels (H, W), by PIL as far as it goes."""
     box = (draw.left, draw.top, draw.left + draw.width, draw.top + draw.height)
     with Image.open(str(item.image), formats=["JPEG"]) as file:
         image = file.convert("RGB").resize((crop, crop), Image.Resampling.BILINEAR, box)
@@ -145,7 +147,7 @@ def pil_example(item: Sample, draw: Draw, crop: int, table: np.ndarray) -> tuple
     return pixels.sub_(mean).div_(std), torch.from_numpy(table[np.array(mask)])
 
 
-# ------------------------------------------------------------------------------------------------------------- index
+# ------------------------------------------------------------------------------------------------------ index
 
 
 def index(options: Options) -> list[Measurement]:

@@ -1,4 +1,6 @@
-"""The losses of MiB, from the logits to their gradient: what they take beside the formulas as one would type them."""
+"""The losses of MiB, from the logits to their gradient: what they take beside the
+formulas as one would type them.
+"""
 
 from collections.abc import Callable
 from functools import partial
@@ -70,7 +72,7 @@ def gradient(variant: Losses, logits: Tensor, teacher: Tensor, labels: Tensor) -
 
 
 def compiled(*tensors: Tensor) -> Losses | None:
-    """The plain losses by torch.compile, which needs a C++ compiler; None where it fails."""
+    """Return the plain losses by torch.compile, which needs a C++ compiler; None where it fails."""
     segmentation, retention = VARIANTS["plain"]
     variant = torch.compile(segmentation, dynamic=False), torch.compile(retention, dynamic=False)
     try:

@@ -1,4 +1,6 @@
-"""What every part of the benchmark measures with: interleaved times, allocated bytes, saved bytes, measurements and targets."""
+"""What every part of the benchmark measures with: interleaved times, allocated bytes, saved bytes,
+measurements and targets.
+"""
 
 import math
 import statistics
@@ -91,7 +93,7 @@ def summary(
     raw: Samples | None = None,
     raw_unit: str = "s",
 ) -> Measurement:
-    """The median of the samples with their range."""
+    """Return the median of the samples with their range."""
     raw = {what: list(samples)} if raw is None else raw
     value = statistics.median(samples)
     return Measurement(what, value, unit, min(samples), max(samples), target, raw, raw_unit)
@@ -100,7 +102,9 @@ def summary(
 def ratio(
     what: str, samples: Samples, over: str, under: str, target: Target | None = None, *, raw_unit: str = "s"
 ) -> Measurement:
-    """The median of the ratios of neighbours: whatever slows the machine down for a while slows both of them."""
+    """Return the median of the ratios of neighbours: whatever slows the machine down for a
+    while slows both of them.
+    """
     ratios = [a / b for a, b in zip(samples[over], samples[under], strict=True)]
     return summary(
         what, ratios, target, raw={name: samples[name] for name in (over, under)}, raw_unit=raw_unit
@@ -112,7 +116,7 @@ def say(text: str) -> None:
 
 
 def timed(action: Callable[[], object]) -> Callable[[], float]:
-    """The action as a measurement of its seconds."""
+    """Return the action as a measurement of its seconds."""
 
     def measure() -> float:
         started = time.perf_counter()
@@ -123,9 +127,11 @@ def timed(action: Callable[[], object]) -> Callable[[], float]:
 
 
 def interleave(measurements: Mapping[str, Callable[[], float]], repeats: int, warm_ups: int = 2) -> Samples:
-    """Samples of each variant, taken in turn after some warm-ups; who begins changes (A B C, B C A, ...).
+    """Return samples of each variant, taken in turn after some warm-ups; who begins
+    changes (A B C, B C A, ...).
 
-    What ran just before leaves its traces in caches and memory, and no variant should always come after the same one.
+    What ran just before leaves its traces in caches and memory, and no variant should always come after the
+    same one.
     """
     say(f"  {' | '.join(measurements)}: {repeats} times")
     for _ in range(warm_ups):
@@ -151,7 +157,7 @@ def torch_threads(count: int) -> Iterator[None]:
 
 
 def peak_bytes(action: Callable[[], object]) -> int:
-    """The most that torch's allocator has given to `action` and not yet got back, at any moment."""
+    """Return the most that torch's allocator has given to `action` and not yet got back, at any moment."""
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as profiler:
         action()
     events = [e for e in profiler.profiler.kineto_results.events() if e.name() == "[memory]"]
@@ -160,7 +166,9 @@ def peak_bytes(action: Callable[[], object]) -> int:
 
 
 def saved_bytes(model: nn.Module, images: Tensor) -> int:
-    """What the forward pass keeps for the backward pass, parameters and buffers left out, each storage once."""
+    """Return what the forward pass keeps for the backward pass, parameters and buffers left out,
+    each storage once.
+    """
     permanent = {t.untyped_storage().data_ptr() for t in (*model.parameters(), *model.buffers())}
     sizes: dict[int, int] = {}
 

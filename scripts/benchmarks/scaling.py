@@ -55,7 +55,7 @@ def ranks(options: Options) -> Measurement:
 
 
 def under_torchrun(world: int, options: Options) -> Callable[[], float]:
-    """The median iteration of a process group."""
+    """Return the median iteration of a process group."""
 
     def measure() -> float:
         with tempfile.TemporaryDirectory() as folder:

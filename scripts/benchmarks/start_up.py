@@ -36,7 +36,7 @@ def start_up(options: Options) -> list[Measurement]:
 
 
 def command(*words: str, code: int = 0) -> Callable[[], float]:
-    """A Python process from start to end."""
+    """Return a Python process from start to end."""
 
     def run() -> None:
         done = subprocess.run([sys.executable, *words], cwd=ROOT, capture_output=True, text=True)
@@ -47,7 +47,7 @@ def command(*words: str, code: int = 0) -> Callable[[], float]:
 
 
 def launch(folder: Path, options: Options) -> Callable[[], float]:
-    """Seconds from the start of a run on generated images to its first iteration."""
+    """Return seconds from the start of a run on generated images to its first iteration."""
     size, images = (32, 40) if options.quick else (64, 3000)
     shapes.generate(folder / "shapes", train=images, val=max(20, images // 8), size=size, progress=False)
     words = ["train.py", "configs/quickstart.yaml", f"data.root={folder}/shapes", f"data.crop={size}"]

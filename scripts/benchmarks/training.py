@@ -1,4 +1,6 @@
-"""Iterations of training, outside of a run: what a method and a phase cost beside the passes through the networks."""
+"""Iterations of training, outside of a run: what a method and a phase cost beside
+the passes through the networks.
+"""
 
 import tempfile
 from collections.abc import Callable, Sequence
@@ -34,15 +36,16 @@ STEPS = protocol_steps("voc", "19-1")  # 20 old classes with the background, the
 
 
 def settings(options: Options, crop: int) -> tuple[str, ...]:
-    """The network of the paper on crops of this size; --quick takes a tiny one."""
+    """Return the network of the paper on crops of this size; --quick takes a tiny one."""
     if options.quick:
         return QUICK
     return "model.body=resnet101", f"data.crop={crop}", f"train.batch_size={BATCHES[crop]}"
 
 
 def make_run(folder: Path, steps: Sequence[Step], *overrides: str, ranks: Ranks | None = None) -> Run:
-    """A run without images: the shipped functions read no more of it than this."""
-    # At such a learning rate the weights stay where they are: an iteration costs the same, and no loss can run away.
+    """Return a run without images: the shipped functions read no more of it than this."""
+    # At such a learning rate the weights stay where they are: an iteration costs the same, and no loss can
+    # run away.
     config = read_config(["optim.lr=1e-9", "optim.lr_later=1e-9", *overrides])
     names = tuple(map(str, range(steps[-1].num_classes)))
     unused: Any = None
@@ -75,7 +78,8 @@ def begin_last_step(run: Run) -> tuple[Segmenter, Segmenter | None, Method]:
 
 
 def make_batch(run: Run) -> tuple[Tensor, ...]:
-    """uint8 images and labels, as the loader gives them to a rank: background and the new classes of the step.
+    """uint8 images and labels, as the loader gives them to a rank:
+    background and the new classes of the step.
 
     With a memory also which of them are remembered: the second half.
     """
@@ -131,7 +135,9 @@ class Trainee:
             self.guard.check()
 
     def bare(self) -> Callable[[], None]:
-        """The same passes and the same update on the same tensors, with nothing beside: the loss is the sum of the logits."""
+        """Return the same passes and the same update on the same tensors, with nothing beside:
+        the loss is the sum of the logits.
+        """
         images = self.run.place.images(self.batch[0])
         optimizer = torch.optim.SGD(self.model.parameters(), **(self.optimizer.defaults | {"lr": 0.0}))
 
@@ -160,7 +166,7 @@ def variant(
     entropy: float = 0.0,
     method: Method | None = None,
 ) -> Trainee:
-    """The same networks trained in another way, and by another method if one is given."""
+    """Return the same networks trained in another way, and by another method if one is given."""
     config = trainee.run.config
     changes = {
         "phase": config.phase.model_copy(update={"name": phase}),
@@ -175,7 +181,7 @@ def variant(
     return Trainee(run, trainee.model, trainee.teacher if method.needs_teacher else None, method)
 
 
-# ---------------------------------------------------------------------------------------------------------- the parts
+# -------------------------------------------------------------------------------------------------- the parts
 
 
 def iteration(options: Options) -> list[Measurement]:
@@ -210,9 +216,11 @@ def alternation(options: Options) -> list[Measurement]:
 
 
 def updates(options: Options) -> list[Measurement]:
-    """An iteration of MiB with each method related to AlterSGD, and of PLOP, against a plain one of MiB, on the size of a recipe.
+    """Return an iteration of MiB with each method related to AlterSGD, and of PLOP,
+    against a plain one of MiB, on the size of a recipe.
 
-    The phases are inside of their iterations. PLOP's survey before a step, an epoch of its teacher, is not counted.
+    The phases are inside of their iterations. PLOP's survey before a step, an epoch of its teacher, is not
+    counted.
     """
     recipe = QUICK if options.quick else (options.recipe, "model.pretrained=null")
     with tempfile.TemporaryDirectory() as folder:
@@ -234,7 +242,7 @@ def updates(options: Options) -> list[Measurement]:
 
 
 def per_image(trainee: Trainee) -> Callable[[], float]:
-    """Seconds of an iteration over its images: smaller batches make more iterations of an epoch."""
+    """Return seconds of an iteration over its images: smaller batches make more iterations of an epoch."""
     measure, images = timed(trainee.iterate), len(trainee.batch[0])
     return lambda: measure() / images
 
@@ -261,7 +269,9 @@ def importance(options: Options) -> list[Measurement]:
 
 
 def looking(trainee: Trainee, every: int) -> Callable[[], float]:
-    """RW looks at its path in one of `every` iterations, so a median over a few would not see what that costs."""
+    """RW looks at its path in one of `every` iterations, so a median over a few
+    would not see what that costs.
+    """
 
     def iterate() -> None:
         trainee.method.every = every

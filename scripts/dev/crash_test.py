@@ -1,10 +1,12 @@
-"""Kill real runs at random moments, start them again, and compare what they end with to a run that was left alone.
+"""Kill real runs at random moments, start them again, and compare what they end with
+to a run that was left alone.
 
 python -m scripts.dev.crash_test --kills 50 [--ranks 2] [--seed 0] [--folder DIR]
 
-Every trial is the same small 15-1 run with MiB and AlterSGD under torchrun. It is killed (SIGKILL,
-torchrun with all its processes) one to six times at random moments, so also in the middle of a save or of an evaluation, then runs to its end. Exit code 0
-means: every tensor of every step checkpoint and every metric is the same, bit for bit.
+Every trial is the same small 15-1 run with MiB and AlterSGD under torchrun. It is killed (SIGKILL, torchrun
+with all its processes) one to six times at random moments, so also in the middle of a save or of an
+evaluation, then runs to its end. Exit code 0 means: every tensor of every step checkpoint and every metric is
+the same, bit for bit.
 """
 
 import argparse

@@ -68,7 +68,9 @@ def kind_of(class_id: int, step: Step = STEP) -> str:
 
 
 def find_example(shows: str, kinds: tuple[str, ...]) -> Example:
-    """The first generated image with one class of each kind and nothing else, all of them large and whole."""
+    """Return the first generated image with one class of each kind and nothing else,
+    all of them large and whole.
+    """
     for number in range(100_000):
         main_class = number % NUM_CLASSES + 1
         if kind_of(main_class) != kinds[0]:
@@ -81,14 +83,16 @@ def find_example(shows: str, kinds: tuple[str, ...]) -> Example:
 
 
 def well_visible(example: Example) -> bool:
-    """Whether every object is large enough and none touches the edge."""
+    """Return whether every object is large enough and none touches the edge."""
     mask = example.mask
     large = all((mask == c).mean() >= SMALLEST for c in example.classes)
     return large and not any(edge.any() for edge in (mask[0], mask[-1], mask[:, 0], mask[:, -1]))
 
 
 def labels_in_training(example: Example, mode: str) -> np.ndarray | None:
-    """The mask as the step's training sees it, in the data set's class ids; None if it does not see the image."""
+    """Return the mask as the step's training sees it, in the data set's class ids;
+    None if it does not see the image.
+    """
     if not select_train([example.classes], STEP, mode):
         return None
     return class_ids(relabel(example.mask, train_table(STEP, mode, void="background")))
@@ -122,7 +126,8 @@ def draw_figure(examples: Sequence[Example], path: Path) -> None:
     figure.subplots_adjust(left=0.04, right=0.995, top=0.872, bottom=0.065, wspace=0.04, hspace=0.04)
     future = " and ".join(map(str, FUTURE))
     figure.suptitle(
-        f"Protocol 15-1, step {STEP.index}: class {STEP.new[0]} is new, 1-{STEP.old[-1]} are old, {future} come later",
+        f"Protocol 15-1, step {STEP.index}: class {STEP.new[0]} is new, 1-{STEP.old[-1]} are old, {future} "
+        "come later",
         fontsize=13,
         y=0.975,
     )
@@ -160,7 +165,9 @@ def draw_figure(examples: Sequence[Example], path: Path) -> None:
 
 
 def show_labels(axis: Any, labels: np.ndarray, truth: np.ndarray) -> None:
-    """The labels in the colour of their kind, named; what is labelled background though it is none is outlined."""
+    """The labels in the colour of their kind, named; what is labelled background
+    though it is none is outlined.
+    """
     from matplotlib.colors import to_rgb
 
     table = np.array([to_rgb(COLOURS[kind_of(c)]) for c in range(256)])
@@ -177,7 +184,7 @@ def show_labels(axis: Any, labels: np.ndarray, truth: np.ndarray) -> None:
 
 
 def visible_centre(inside: np.ndarray) -> tuple[float, float]:
-    """A point well inside a shape: of all its points the one with the most of the shape around it."""
+    """Return a point well inside a shape: of all its points the one with the most of the shape around it."""
     near = inside.astype(float)
     window = np.hanning(91)
     for axis in (0, 1):

@@ -1,11 +1,13 @@
-"""Theorem 1 of AlterSGD, measured: how far a descent and an ascent move the weights, and how far the theorem says they do.
+"""Theorem 1 of AlterSGD, measured: how far a descent and an ascent move the weights,
+and how far the theorem says they do.
 
     python -m scripts.dev.theorem docs/theorem.png
     python -m scripts.dev.theorem docs/theorem.png --epoch docs/theorem_epoch.png
 
-A small tanh network in double precision, six learning rates; the slope of the error in log-log says which order of eta is left.
-As the theorem has it, and with what training adds to it: another batch in the ascent, momentum.
-With --epoch also for an epoch of descents and one of ascents (scripts/dev/theorem_epoch.py). docs/flatness.md explains.
+A small tanh network in double precision, six learning rates; the slope of the error in log-log says which
+order of eta is left. As the theorem has it, and with what training adds to it: another batch in the ascent,
+momentum. With --epoch also for an epoch of descents and one of ascents (scripts/dev/theorem_epoch.py).
+docs/flatness.md explains.
 """
 
 import argparse
@@ -56,7 +58,8 @@ VARIANTS = {
     "momentum 0.9, first pair": Variant(momentum=0.9),
     f"momentum 0.9, after {SETTLED} pairs": Variant(momentum=0.9, pair=SETTLED + 1),
 }
-# Marker, colour (distinct to the colour-blind), line, and how far up the name stands: two of the curves almost meet.
+# Marker, colour (distinct to the colour-blind), line, and how far up the name stands: two of the curves
+# almost meet.
 LOOKS = (
     ("o", "#D55E00", "-", 0),
     ("s", "#009E73", "-", 6),
@@ -66,7 +69,9 @@ LOOKS = (
 
 
 def pair_of_steps(eta: float, variant: Variant) -> tuple[Tensor, Tensor]:
-    """How far a descent and an ascent move a tanh network, and -(eta^2 / 2) grad ||grad L||^2, which Theorem 1 predicts."""
+    """Return how far a descent and an ascent move a tanh network, and -(eta^2 / 2) grad ||grad L||^2,
+    which Theorem 1 predicts.
+    """
     torch.manual_seed(0)
     net = small_network()
     inputs, targets = torch.randn(2, 16, 3, dtype=torch.float64), torch.randint(3, (2, 16))

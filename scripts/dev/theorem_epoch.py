@@ -1,6 +1,8 @@
-"""Theorem 1 at the scale of an epoch, for `python -m scripts.dev.theorem`: n mini-batches down, then n mini-batches up.
+"""Theorem 1 at the scale of an epoch, for `python -m scripts.dev.theorem`: n mini-batches down,
+then n mini-batches up.
 
-The mini-batches have losses L_i, with gradients g_i and Hessians H_i at the start; eta_eff = n eta. Plain SGD moves by
+The mini-batches have losses L_i, with gradients g_i and Hessians H_i at the start; eta_eff = n eta. Plain SGD
+moves by
 
     -eta^2 [ sum_i H_i g_i + what depends on the order ] + O(eta^3)
 
@@ -9,9 +11,9 @@ To it two predictions are compared:
     the theorem with eta_eff   -(eta_eff^2 / 2) grad ||g||^2         = -n^2 eta^2 H g
     n pairs of the theorem     -(eta^2 / 2) sum_i grad ||g_i||^2     = -eta^2 sum_i H_i g_i
 
-What depends on the order has mean zero over orders, and vanishes if every step takes the full gradient: -n eta^2 H g remains, n
-times less than the theorem with eta_eff. Small steps down and up retrace the gradient flow, which can be reversed; only the
-error of each single step is left. docs/flatness.md explains.
+What depends on the order has mean zero over orders, and vanishes if every step takes the full gradient: -n
+eta^2 H g remains, n times less than the theorem with eta_eff. Small steps down and up retrace the gradient
+flow, which can be reversed; only the error of each single step is left. docs/flatness.md explains.
 """
 
 from collections.abc import Sequence
@@ -58,7 +60,8 @@ VARIANTS = {
     "momentum 0.9, first pair": replace(TRAINED, descents=SETTLED),
     f"momentum 0.9, after {SETTLED} pairs": replace(TRAINED, pair=SETTLED + 1),
 }
-# Marker, colour (distinct to the colour-blind), line, and how far up the name stands: some of the curves almost meet.
+# Marker, colour (distinct to the colour-blind), line, and how far up the name stands: some of the curves
+# almost meet.
 LOOKS = (
     ("o", "black", "-", 5),
     ("s", "#D55E00", "-", -4),
@@ -101,7 +104,7 @@ def small_network() -> nn.Module:
     return nn.Sequential(nn.Linear(3, 5), nn.Tanh(), nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3)).double()
 
 
-# ---- what is predicted ------------------------------------------------------------------------------------------------
+# ---- what is predicted -------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -119,7 +122,8 @@ def terms(problem: Problem, descent: Sequence[Tensor], ascent: Sequence[Tensor])
     loss, parameters = problem.loss, problem.parameters
     (gradient,) = flatness.gradients(loss, [problem.all], parameters)
     pairs, ordered = torch.zeros_like(gradient), torch.zeros_like(gradient)
-    # A step whose weights differ from the start by -eta v adds -eta^2 H_i v if it ascends, and the opposite if it descends.
+    # A step whose weights differ from the start by -eta v adds -eta^2 H_i v if it ascends, and the opposite
+    # if it descends.
     for epoch, offset in ((descent, torch.zeros_like(gradient)), (ascent, len(ascent) * gradient)):
         for images, step in zip(epoch, flatness.gradients(loss, epoch, parameters), strict=True):
             curve = flatness.curvature(loss, images, parameters)
@@ -132,9 +136,11 @@ def terms(problem: Problem, descent: Sequence[Tensor], ascent: Sequence[Tensor])
 
 
 def first_order(variant: Variant) -> float:
-    """Returns how many eta g the pair after a long descent still descends: the buffer of g / (1 - mu) persists.
+    """Returns how many eta g the pair after a long descent still descends: the buffer of g / (1 - mu)
+    persists.
 
-    In the ascent's k-th step the buffer is (2 mu^k - 1) g / (1 - mu). Nesterov looks one step ahead: mu^(k + 1).
+    In the ascent's k-th step the buffer is (2 mu^k - 1) g / (1 - mu). Nesterov looks one step ahead: mu^(k +
+    1).
     """
     mu = variant.momentum
     coefficient = 2 * mu * (1 - mu**variant.steps) / (1 - mu) ** 2
@@ -142,18 +148,19 @@ def first_order(variant: Variant) -> float:
 
 
 def settled(variant: Variant) -> float:
-    """Returns how many eta^2 H g a pair moves after many pairs, when the buffer goes to and fro and the first order cancels.
+    """Returns how many eta^2 H g a pair moves after many pairs,
+    when the buffer goes to and fro and the first order cancels.
 
-    The k-th step of an epoch is then (1 - 2 mu^k / (1 + mu^n)) eta g / (1 - mu) long, with Nesterov mu^(k + 1). That of the
-    descent shifts n ascents against n - k descents, that of the ascent takes n - k ascents back: 2 k - n remain. Each
-    gradient counts 1 / (1 - mu) times.
+    The k-th step of an epoch is then (1 - 2 mu^k / (1 + mu^n)) eta g / (1 - mu) long, with Nesterov mu^(k +
+    1). That of the descent shifts n ascents against n - k descents, that of the ascent takes n - k ascents
+    back: 2 k - n remain. Each gradient counts 1 / (1 - mu) times.
     """
     mu, steps = variant.momentum, variant.steps
     lag = 2 / (1 + mu**steps) * sum((2 * k - steps) * mu**k for k in range(1, steps + 1))
     return (steps - (mu * lag if variant.nesterov else lag)) / (1 - mu) ** 2
 
 
-# ---- what is measured -------------------------------------------------------------------------------------------------
+# ---- what is measured --------------------------------------------------------------------------------------
 
 
 class Moves(NamedTuple):
@@ -166,7 +173,9 @@ class Moves(NamedTuple):
 
 
 def pair_of_epochs(problem: Problem, eta_eff: float, variant: Variant, seed: int = 0) -> Moves:
-    """Returns how far an epoch of descent and one of ascent move the weights, with the learning rate eta_eff / n."""
+    """Returns how far an epoch of descent and one of ascent move the weights,
+    with the learning rate eta_eff / n.
+    """
     eta, steps = eta_eff / variant.steps, variant.steps
     before = variant.descents * steps
     total = before + 2 * steps * variant.pair
@@ -210,7 +219,9 @@ def error(moves: Moves, predicted: Tensor) -> float:
 
 
 def along(moves: Moves, predicted: Tensor) -> float:
-    """Returns how far the measured displacement goes along the predicted one, whose own length counts as 1."""
+    """Returns how far the measured displacement goes along the predicted one,
+    whose own length counts as 1.
+    """
     return (torch.dot(moves.measured, predicted) / predicted.norm() ** 2).item()
 
 
@@ -225,7 +236,9 @@ def small_slope(lengths: Sequence[float]) -> float:
 
 
 def stops_holding(errors: Sequence[float]) -> float:
-    """Returns the first of SIZES, interpolated in log-log, where the relative error passes TOLERANCE; inf if none does."""
+    """Returns the first of SIZES, interpolated in log-log, where the relative error passes TOLERANCE;
+    inf if none does.
+    """
     late = next((i for i, value in enumerate(errors) if not value <= TOLERANCE), None)  # nan is late too
     if not late:
         return SIZES[0] if late == 0 else float("inf")
@@ -233,7 +246,7 @@ def stops_holding(errors: Sequence[float]) -> float:
     return float(np.exp(np.interp(np.log(TOLERANCE), heights, np.log(SIZES[late - 1 : late + 1]))))
 
 
-# ---- what is shown ----------------------------------------------------------------------------------------------------
+# ---- what is shown -----------------------------------------------------------------------------------------
 
 
 def theorem_epoch(path: Path) -> str:
@@ -249,7 +262,9 @@ def theorem_epoch(path: Path) -> str:
 
 
 def table_of_moves(moves: dict[str, list[Moves]]) -> str:
-    """Returns a line for each variant: slopes, ratios at n eta lambda_max = 0.01, where its own prediction stops holding."""
+    """Returns a line for each variant: slopes, ratios at n eta lambda_max = 0.01,
+    where its own prediction stops holding.
+    """
     header = [f"an epoch each way, n = {NUM_BATCHES}", "slope"]
     for prediction in ("theorem", "n pairs", "own"):
         header += [f"move / {prediction}", "error slope"]
@@ -277,7 +292,9 @@ def descend(problem: Problem, iterations: int = 200, eta: float = 0.1) -> None:
 
 
 def derivatives(problem: Problem) -> dict[str, float]:
-    """Returns the sizes of what the second order is made of, at the present weights, for the same order each way."""
+    """Returns the sizes of what the second order is made of, at the present weights,
+    for the same order each way.
+    """
     (epoch,) = problem.epochs(Variant("batch"), 1, seed=0)
     at = terms(problem, epoch, epoch)
     whole, single = flatness.gradient_norms(problem.loss, epoch, problem.parameters)
@@ -312,7 +329,9 @@ def table_of_momentum() -> str:
 
 
 def draw(path: Path, moves: dict[str, list[Moves]]) -> None:
-    """Draws, left, how long each move is, and right, how wrong its own prediction is and where it is 10 % wrong."""
+    """Draws, left, how long each move is, and right, how wrong its own prediction
+    is and where it is 10 % wrong.
+    """
     from tracking.plotting import STYLE, pyplot, save
 
     small = sum(size < 1 for size in SIZES)
