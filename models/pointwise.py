@@ -13,7 +13,8 @@ class Pointwise(nn.Conv2d):
     def forward(self, x: Tensor) -> Tensor:
         if x.device.type != "cpu" or not x.is_contiguous(memory_format=torch.channels_last):
             return super().forward(x)
-        y = F.linear(x.permute(0, 2, 3, 1), self.weight.flatten(1))
+        # Channels last here too, so that the gradient has the strides of the weights, as DDP wants it.
+        y = F.linear(x.permute(0, 2, 3, 1), self.weight.permute(0, 2, 3, 1).flatten(1))
         if self.bias is not None:
             y += self.bias  # a second pass is faster than a product that starts from a copy of the bias
         return y.permute(0, 3, 1, 2)

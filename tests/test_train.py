@@ -78,6 +78,7 @@ def test_results_hold_what_a_reader_needs(toy_arguments, tmp_path):
         "entropy": 0.0,
         "options": {},
         "also_observe": [],
+        "memory": 0,
     }
     assert {"torch", "python", "device", "world_size", "commit"} <= results["environment"].keys()
     last = results["steps"][1]

@@ -26,7 +26,10 @@ def test_one_batch_of_mib_with_altersgd_visits_few_files(toy_arguments, monkeypa
     def watched(watch, *iteration):
         sys.setprofile(None)
         ours = (Path(name) for name in visited if name != __file__)
-        by_iteration.append({str(path.relative_to(ROOT)) for path in ours if ROOT in path.parents})
+        places = (path.relative_to(ROOT) for path in ours if ROOT in path.parents)
+        by_iteration.append(
+            {str(place) for place in places if not place.parts[0].startswith(".")}
+        )  # no .venv
         after(watch, *iteration)
         visited.clear()
         sys.setprofile(note)

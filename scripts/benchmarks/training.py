@@ -256,7 +256,7 @@ def importance(options: Options) -> list[Measurement]:
         assert trainee.method.anchor, "without anchors there is no penalty to pay for"
         variants = {"ft": timed(variant(trainee, method=make_method("ft")).iterate)}
         if name == "rw":
-            every = trainee.method.every
+            every = trainee.method.options.every
             variants |= {"rw look": looking(trainee, 1), "rw between looks": looking(trainee, TOTAL)}
         else:
             variants[name] = timed(trainee.iterate)
@@ -273,8 +273,10 @@ def looking(trainee: Trainee, every: int) -> Callable[[], float]:
     would not see what that costs.
     """
 
+    looks = trainee.method.options.model_copy(update={"every": every})
+
     def iterate() -> None:
-        trainee.method.every = every
+        trainee.method.options = looks
         trainee.iterate()
 
     return timed(iterate)
