@@ -47,8 +47,10 @@ class Objective:
         self.evaluations = update.evaluations
         self.segmentation_loss: Callable[..., Any] = method.segmentation_loss
         self.retention_losses: Callable[..., Any] = method.retention_losses
-        # The fused losses enlarge the logits themselves, a piece at a time.
-        self.enlarged = config.train.losses != "fused"
+        # The fused losses enlarge the logits themselves, a piece at a time. Several threads of a CPU would
+        # wait for each other at every piece, which takes longer by far than it saves.
+        in_pieces = ranks.device.type != "cpu" or torch.get_num_threads() == 1
+        self.enlarged = not (config.train.losses == "fused" and in_pieces)
         if config.train.losses == "compiled":
             self.segmentation_loss = torch.compile(method.segmentation_loss)
             self.retention_losses = torch.compile(method.retention_losses)
