@@ -18,6 +18,7 @@ from torch import Tensor
 
 from configs.errors import UserError
 from engine.ranks import Ranks, gather_objects
+from methods import METHODS
 from metrics.health import find_not_finite
 from models.segmenter import Segmenter, rebuild_segmenter
 
@@ -134,14 +135,17 @@ def step_state(
     costs: dict[str, float],
     config: str,
     trained: dict[str, Any] | None = None,
+    num_new: int | None = None,
+    rule: str | None = None,
 ) -> dict[str, Any]:
     """Return a step checkpoint: all that the next step, an evaluation or a prediction needs,
     without asking anybody else.
 
-    `methods` holds the statistics of importance methods by name; `costs`, `config` and `trained`
-    (engine.identity) say where the model comes from.
+    `rule` names the method whose rule makes scores of classes from logits, if it has one. `methods` holds
+    the statistics of importance methods by name; `costs`, `config` and `trained` (engine.identity) say where
+    the model comes from.
     """
-    network = {"arguments": architecture, "classifiers": [c.out_channels for c in model.classifiers]}
+    network = {"arguments": architecture, **model.outline()} | ({} if rule is None else {"rule": rule})
     state = {
         "step": step,
         "class_ids": list(class_ids),
@@ -152,7 +156,13 @@ def step_state(
         "costs": costs,
         "config": config,
     }
-    return state | ({} if trained is None else {"trained": trained})
+    known = {"trained": trained, "num_new": num_new}
+    return state | {key: value for key, value in known.items() if value is not None}
+
+
+def num_new(state: dict[str, Any]) -> int:
+    """Return how many of a step checkpoint's classes are its step's own; in step 0 the background is one."""
+    return state.get("num_new", state["network"]["classifiers"][-1])
 
 
 def load_segmenter(
@@ -170,15 +180,20 @@ def load_segmenter(
     try:
         chosen = {} if norm is None else {"norm": norm}
         network = state["network"]
-        model = rebuild_segmenter(
-            network["arguments"] | chosen, network["classifiers"], state.pop("model"), group
-        )
+        model = rebuild_segmenter(network["arguments"] | chosen, network, state.pop("model"), group)
     except (RuntimeError, TypeError, AttributeError, LookupError, ValueError) as error:
         raise CheckpointError(f"{path}: the weights do not fit the network it names ({error})") from error
-    if model.num_classes != len(state["class_ids"]):
-        raise CheckpointError(
-            f"{path}: its network scores {model.num_classes} classes, but it lists {len(state['class_ids'])}"
-        )
+    classes = len(state["class_ids"])
+    if "rule" in network:
+        if network["rule"] not in METHODS:
+            raise CheckpointError(
+                f"{path}: predicts by the rule of method {network['rule']!r}, which is not among "
+                f"{', '.join(METHODS)}; put its file into methods/"
+            )
+        model.rule = METHODS[network["rule"]].rule(classes)
+    scored = model.rule(torch.zeros(1, model.num_classes, 1, 1)).shape[1] if model.rule else model.num_classes
+    if scored != classes:
+        raise CheckpointError(f"{path}: its network scores {scored} classes, but it lists {classes}")
     return model.to(device), state
 
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from configs.schema import load_config
 from data import load_dataset
-from engine.curvature_data import Batch, Batches, Options, Subject, read_subject
+from engine.curvature_data import Batches, CurvatureBatch, Options, Subject, read_subject
 from engine.ranks import be_deterministic
 from engine.run_folder import RunError, RunFolder
 from metrics import flatness, landscape
@@ -63,7 +63,7 @@ def measure(folder: Path, options: Options) -> dict[str, Any]:
 
 
 def measure_in_mode(
-    subject: Subject, batches: list[Batch], old: list[Batch], options: Options
+    subject: Subject, batches: list[CurvatureBatch], old: list[CurvatureBatch], options: Options
 ) -> dict[str, Any]:
     """Return every metric of the model with its norms as they are now."""
     metrics = {
@@ -80,7 +80,7 @@ def measure_in_mode(
 
 
 def measure_loss(
-    loss: flatness.Loss, batches: list[Batch], parameters: list[Tensor], options: Options
+    loss: flatness.Loss, batches: list[CurvatureBatch], parameters: list[Tensor], options: Options
 ) -> dict[str, Any]:
     """Return value, gradient norms, curvature and sharpness of one loss."""
     value = flatness.mean_loss(loss, batches).item()
@@ -107,7 +107,7 @@ def directions(subject: Subject, seed: int, count: int) -> list[list[Tensor]]:
     ]
 
 
-def around(subject: Subject, batches: list[Batch], seed: int) -> dict[str, Any]:
+def around(subject: Subject, batches: list[CurvatureBatch], seed: int) -> dict[str, Any]:
     """Return l_seg along one random direction."""
     places = [(a,) for a in AROUND]
     losses = landscape.loss_around(
@@ -116,7 +116,7 @@ def around(subject: Subject, batches: list[Batch], seed: int) -> dict[str, Any]:
     return {"places": AROUND, "seg": losses.tolist()}
 
 
-def plane(subject: Subject, batches: list[Batch], seed: int) -> dict[str, Any]:
+def plane(subject: Subject, batches: list[CurvatureBatch], seed: int) -> dict[str, Any]:
     """Return l_seg over the plane of two random directions, the first of them that of `around`."""
     places = [(a, b) for b in PLANE for a in PLANE]
     losses = landscape.loss_around(
@@ -125,7 +125,7 @@ def plane(subject: Subject, batches: list[Batch], seed: int) -> dict[str, Any]:
     return {"places": PLANE, "seg": losses.view(len(PLANE), len(PLANE)).tolist()}
 
 
-def line(subject: Subject, old: list[Batch]) -> dict[str, Any]:
+def line(subject: Subject, old: list[CurvatureBatch]) -> dict[str, Any]:
     """Return l_seg of old images on the way from the model before the step to the one after it.
 
     What both models have is interpolated, running statistics too; the new classifier is that of the new model

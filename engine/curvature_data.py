@@ -3,7 +3,7 @@ and batches of images.
 """
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from engine import checkpoint, identity
 from engine.probe import freeze_like, has_retention, penalty, plain_method
 from engine.run_folder import RunError, RunFolder
 from engine.step import load_method_state
-from methods import Method, make_average, make_phase
+from methods import Batch, Method, make_average, make_phase
 from metrics import flatness
 from models.segmenter import Output, Segmenter
 
@@ -44,10 +44,10 @@ class Options:
 
 
 @dataclass
-class Batch:
+class CurvatureBatch:
     images: Tensor  # uint8
     labels: Tensor
-    segmentation_loss: Callable[[Tensor, Tensor], Tensor]  # l_seg of the step that made the labels
+    method: Method  # as in the step that made the labels: its l_seg
 
 
 # -------------------------------------------------------------------------------------------------- the model
@@ -87,26 +87,27 @@ class Subject:
         """Images as the model takes them."""
         return normalise(images.to(self.parameters[0].device), self.parameters[0].dtype)
 
-    def segmentation(self, batch: Batch) -> Tensor:
+    def segmentation(self, batch: CurvatureBatch) -> Tensor:
         """l_seg."""
-        return batch.segmentation_loss(self.model(self.inputs(batch.images)).logits, batch.labels)
+        images = self.inputs(batch.images)
+        return batch.method.learn(self.model(images), Batch(images, batch.labels))
 
-    def objective(self, batch: Batch) -> Tensor:
+    def objective(self, batch: CurvatureBatch) -> Tensor:
         """l_seg + lambda R."""
         images = self.inputs(batch.images)
-        output = self.model(images)
+        output, seen = self.model(images), Batch(images, batch.labels)
         retention = penalty(self.method, self.model)
         if self.method.needs_teacher and self.before is not None:
             with torch.no_grad():
                 target = self.before(images)
-            retention = retention + sum(self.method.retention_losses(output, target).values())
-        return batch.segmentation_loss(output.logits, batch.labels) + self.keep * retention
+            retention = retention + sum(self.method.keep(output, target, seen).values())
+        return batch.method.learn(output, seen) + self.keep * retention
 
-    def segmentation_and_among_old(self, batch: Batch) -> Tensor:
+    def segmentation_and_among_old(self, batch: CurvatureBatch) -> Tensor:
         """l_seg, and l_seg as if the step's new classes were not there."""
         logits = self.model(self.inputs(batch.images)).logits
         choices = logits, logits[:, : self.step.num_old]
-        return torch.stack([batch.segmentation_loss(scores, batch.labels) for scores in choices])
+        return torch.stack([batch.method.segmentation_loss(scores, batch.labels) for scores in choices])
 
 
 def read_subject(folder: RunFolder, wanted: int | None, dataset: Dataset, config: Config) -> Subject:
@@ -124,13 +125,15 @@ def read_subject(folder: RunFolder, wanted: int | None, dataset: Dataset, config
     device = torch.device("cuda" if config.train.device != "cpu" and torch.cuda.is_available() else "cpu")
     model, state = load_model(folder.step_checkpoint(step.index), step, dataset.class_names, device)
     method, before, start = plain_method(config), None, model
+    method.steps = steps
     if step.index > 0:  # as in engine.step.begin_step
         earlier = steps[step.index - 1]
         start, left = load_model(folder.step_checkpoint(earlier.index), earlier, dataset.class_names, device)
         load_method_state(method, left["methods"], step)
         before = start.frozen_copy()
-        before.returns_stages = model.returns_stages = method.needs_stages
-        start.add_classes(step.num_new)
+        for network in (before, model):
+            method.attach(network, step)
+        method.add_classifier(start, step)
         method.init_classifier(start)
     make_average(**config.average.model_dump()).begin_step(start, step)
     method.begin_step(start, step)
@@ -176,7 +179,7 @@ class Batches:
         self.data = subject.config.data
         self.train_classes = self._classes(dataset.train)
 
-    def of(self, kind: str) -> list[Batch]:
+    def of(self, kind: str) -> list[CurvatureBatch]:
         """Return batches of the step's training images (train), those of all steps before it (old),
         or test images (test).
         """
@@ -232,7 +235,7 @@ class Batches:
         data, dataset = self.data, self.dataset
         return build_index(dataset.name, images, dataset.num_classes, cache=data.cache, unnamed=data.unnamed)
 
-    def _load(self, groups: list[tuple[StepDataset, Method]]) -> list[Batch]:
+    def _load(self, groups: list[tuple[StepDataset, Method]]) -> list[CurvatureBatch]:
         options = self.options
         size = min(options.batch_size, options.num_images, *(len(data) for data, _ in groups))
         if size == 0:
@@ -245,13 +248,13 @@ class Batches:
         chosen = torch.randperm(len(whole), generator=generator)[: options.num_images // size]
         return [self._batch(groups[g], part.tolist()) for g, part in (whole[i] for i in chosen)]
 
-    def _batch(self, group: tuple[StepDataset, Method], positions: list[int]) -> Batch:
+    def _batch(self, group: tuple[StepDataset, Method], positions: list[int]) -> CurvatureBatch:
         (data, method), before = group, self.subject.before
         images, labels = self._read(data, positions)
         if method is self.subject.method and before is not None and method.needs_teacher:
             with torch.no_grad():
                 labels = method.targets(labels, before(self.subject.inputs(images)))
-        return Batch(images, labels, method.segmentation_loss)
+        return CurvatureBatch(images, labels, method)
 
     def _read(self, data: StepDataset, positions: list[int]) -> tuple[Tensor, Tensor]:
         images, labels = zip(*(data[0, position] for position in positions), strict=True)

@@ -6,8 +6,9 @@ from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 
+from models.segmenter import Segmenter
 from models.upsample import enlarge
 
 STRIDE = 16  # images are padded to a multiple of the largest output stride, never stretched to it
@@ -15,7 +16,7 @@ STRIDE = 16  # images are padded to a multiple of the largest output stride, nev
 
 @torch.inference_mode()
 def predict(
-    model: nn.Module,
+    model: Segmenter,
     images: Tensor,
     *,
     window: int | None = None,
@@ -24,12 +25,14 @@ def predict(
 ) -> Tensor:
     """Return class scores (B, C, H, W) of normalised images of any size.
 
-    One scale without flip gives the network's logits; otherwise the mean of softmax probabilities over all
-    versions. `window` slides a square of that side over the image with half overlap.
+    One scale without flip gives what the method's rule makes of the logits, or the logits themselves;
+    otherwise the mean over all versions of the rule's scores, or of softmax probabilities. `window` slides a
+    square of that side over the image with half overlap.
     """
     forward = (lambda x: _slide(model, x, window)) if window else (lambda x: _padded(model, x))
     if len(scales) == 1 and scales[0] == 1.0 and not flip:
-        return forward(images)
+        logits = forward(images)
+        return logits if model.rule is None else model.rule(logits)
     size = (images.shape[-2], images.shape[-1])
     total = torch.zeros(())
     for scale in scales:
@@ -39,8 +42,13 @@ def predict(
             scaled = F.interpolate(images, size=sides, mode="bilinear", antialias=True)
         for flipped in (False, True) if flip else (False,):
             scores = forward(scaled.flip(-1)).flip(-1) if flipped else forward(scaled)
-            total = total + enlarge(scores, size).softmax(dim=1)
+            total = total + probabilities(model, enlarge(scores, size))
     return total / (len(scales) * (2 if flip else 1))
+
+
+def probabilities(model: Segmenter, logits: Tensor) -> Tensor:
+    """Return scores of classes between 0 and 1 from logits (B, outputs, ...)."""
+    return logits.softmax(dim=1) if model.rule is None else model.rule(logits)
 
 
 def _padded(model: Callable, images: Tensor) -> Tensor:

@@ -18,13 +18,11 @@ from engine import checkpoint
 from engine.placement import Placement
 from engine.ranks import Ranks
 from engine.run_folder import RunError
-from methods import Method, Update, Weights
+from methods import Batch, Method, Update, Weights
 from methods.losses.head import Pending
 from models.segmenter import Output, Segmenter
 
-# Images, labels, what the teacher says, and which of the images come from the memory (on the CPU: nothing
-# waits for a GPU).
-Batch = tuple[Tensor, Tensor, Output | None, Tensor | None]
+Shown = tuple[Batch, Output | None]  # to the student, and what the teacher says of it
 Terms = dict[str, Tensor]
 
 
@@ -45,15 +43,14 @@ class Objective:
         self.scaler, self.batches = scaler, batches
         self.num_parts, self.beta = config.train.accumulate, config.method.entropy
         self.evaluations = update.evaluations
-        self.segmentation_loss: Callable[..., Any] = method.segmentation_loss
-        self.retention_losses: Callable[..., Any] = method.retention_losses
+        self.learn: Callable[..., Any] = method.learn
+        self.keep: Callable[..., Any] = method.keep
         # The fused losses enlarge the logits themselves, a piece at a time. Several threads of a CPU would
         # wait for each other at every piece, which takes longer by far than it saves.
         in_pieces = ranks.device.type != "cpu" or torch.get_num_threads() == 1
         self.enlarged = not (config.train.losses == "fused" and in_pieces)
         if config.train.losses == "compiled":
-            self.segmentation_loss = torch.compile(method.segmentation_loss)
-            self.retention_losses = torch.compile(method.retention_losses)
+            self.learn, self.keep = torch.compile(method.learn), torch.compile(method.keep)
 
     def on_next_batch(self) -> Callable[..., Terms]:
         """Return the objective on the images of one update, as a function that an update rule evaluates.
@@ -61,17 +58,17 @@ class Objective:
         Its value is the mean over the micro-batches.
         """
         # For rules that evaluate more than once, which also want the same dropout again.
-        kept: list[Batch] = []
+        kept: list[Shown] = []
         randomness = checkpoint.random_state(self.place.device) if self.evaluations > 1 else None
 
         def evaluate(weights: Weights, *, local: bool = False, backward: bool = True) -> Terms:
             terms: Terms = {}
             if randomness is not None:
                 checkpoint.set_random_state(randomness, self.place.device)
-            for part, batch in enumerate(list(kept) or self._micro_batches(kept)):
+            for part, (batch, target) in enumerate(list(kept) or self._micro_batches(kept)):
                 alone = self.ranks.group is not None and (local or part + 1 < self.num_parts)
                 with self.student.no_sync() if alone else nullcontext():
-                    segmentation, retention = self._terms(*batch)
+                    segmentation, retention = self._terms(batch, target)
                     loss = weights.learn * segmentation + weights.keep * sum(retention.values())
                     if isinstance(loss, Pending):
                         loss = loss.tensor  # all terms in one walk over the pixels
@@ -83,43 +80,29 @@ class Objective:
 
         return evaluate
 
-    def _micro_batches(self, kept: list[Batch]) -> Iterator[Batch]:
+    def _micro_batches(self, kept: list[Shown]) -> Iterator[Shown]:
+        """Yield the parts of a batch with what the teacher says of them."""
         for _ in range(self.num_parts):
             images, labels, *rest = next(self.batches)
-            images, labels = self.place.images(images), self.place.labels(labels)
+            batch = Batch(self.place.images(images), self.place.labels(labels), *rest)
             target = None
             if self.teacher is not None:
-                target = ask(self.teacher, images, self.place, self.enlarged)
-                labels = self.method.targets(labels, target)
+                target = ask(self.teacher, batch.images, self.place, self.enlarged)
+                batch = batch._replace(labels=self.method.targets(batch.labels, target))
             if self.evaluations > 1:
-                kept.append((images, labels, target, *(rest or [None])))
-            yield images, labels, target, *(rest or [None])
+                kept.append((batch, target))
+            yield batch, target
 
-    def _terms(
-        self, images: Tensor, labels: Tensor, target: Output | None, remembered: Tensor | None
-    ) -> tuple[Tensor, Terms]:
-        """Return l_seg, and every term by name."""
+    def _terms(self, batch: Batch, target: Output | None) -> tuple[Tensor, Terms]:
+        """Return l_seg, and the terms of R by name."""
         with self.place.autocast():
-            output = self.student(images, self.enlarged)
-        segmentation = self._segmentation(output.logits, labels, remembered)
-        retention = self.retention_losses(output, target) if target is not None else {}
+            output = self.student(batch.images, self.enlarged)
+        segmentation = self.learn(output, batch)
+        retention = self.keep(output, target, batch) if target is not None else {}
         check_terms(self.method, segmentation, retention)
         if self.beta:
             segmentation = segmentation + self.beta * self.method.losses.confidence(output.logits)
         return segmentation, retention
-
-    def _segmentation(self, logits: Tensor, labels: Tensor, remembered: Tensor | None) -> Tensor:
-        """l_seg; where a method has a loss of its own for the memory, the mean over the images of both."""
-        if remembered is None or type(self.method).memory_loss is Method.memory_loss:
-            return self.segmentation_loss(logits, labels)
-        losses = {False: self.segmentation_loss, True: self.method.memory_loss}
-        places = {kind: (remembered == kind).nonzero()[:, 0].to(labels.device) for kind in losses}
-        terms = [
-            loss(logits[places[kind]], labels[places[kind]]) * (len(places[kind]) / len(labels))
-            for kind, loss in losses.items()
-            if len(places[kind])
-        ]
-        return sum(terms[1:], terms[0])
 
 
 def ask(teacher: Segmenter, images: Tensor, place: Placement, enlarged: bool = True) -> Output:

@@ -15,9 +15,10 @@ from configs.registry import Conflicts, Registry
 from configs.schema import Config, TrainConfig
 from data.loaders import iterations_per_epoch
 from engine.schedules import initial_learning_rate
-from methods import PHASES, make_phase
+from methods import PHASES, Method, make_phase
 
-MakeOptimizer = Callable[[Iterable[Tensor], float, Config], torch.optim.Optimizer]
+Parameters = Iterable[Tensor] | Iterable[dict[str, Any]]  # or groups of them, as PyTorch has these
+MakeOptimizer = Callable[[Parameters, float, Config], torch.optim.Optimizer]
 OPTIMIZERS: Registry[MakeOptimizer] = Registry("optim.name", "engine")
 
 
@@ -72,7 +73,7 @@ def register(name: str) -> Callable[[MakeOptimizer], MakeOptimizer]:
 
 
 @register("sgd")
-def sgd(parameters: Iterable[Tensor], lr: float, config: Config) -> torch.optim.Optimizer:
+def sgd(parameters: Parameters, lr: float, config: Config) -> torch.optim.Optimizer:
     optim = config.optim
     return torch.optim.SGD(
         parameters,
@@ -86,14 +87,14 @@ def sgd(parameters: Iterable[Tensor], lr: float, config: Config) -> torch.optim.
 
 
 @register("adamw")
-def adamw(parameters: Iterable[Tensor], lr: float, config: Config) -> torch.optim.Optimizer:
+def adamw(parameters: Parameters, lr: float, config: Config) -> torch.optim.Optimizer:
     """Adam with decoupled weight decay; its averages decay as PyTorch has it, by 0.9 and 0.999."""
     return torch.optim.AdamW(
         parameters, lr=lr, weight_decay=config.optim.weight_decay, fused=config.train.amp != "fp16"
     )
 
 
-def make_optimizer(model: nn.Module, config: Config, step: int) -> torch.optim.Optimizer:
-    """Return a new optimizer, one for every step, as published."""
+def make_optimizer(model: nn.Module, config: Config, step: int, method: Method) -> torch.optim.Optimizer:
+    """Return a new optimizer, one for every step, as published; the method groups the parameters."""
     make = OPTIMIZERS.find(config.optim.name)
-    return make(model.parameters(), initial_learning_rate(config.optim, step), config)
+    return make(method.parameter_groups(model), initial_learning_rate(config.optim, step), config)

@@ -50,7 +50,7 @@ class Network:
         self.step: int = state["step"]
         self.class_ids = np.array(state["class_ids"], np.uint8)
         self.names = dict(zip(state["class_ids"], state["classes"], strict=True))
-        self.new = state["classes"][-state["network"]["classifiers"][-1] :]
+        self.new = state["classes"][-checkpoint.num_new(state) :]
 
     @property
     def title(self) -> tuple[str, str]:
@@ -67,8 +67,9 @@ class Network:
         scores = predict(self.model, normalise(batch), flip=self.flip)[0]
         labels = self.class_ids[scores.argmax(dim=0).cpu().numpy()]
         probabilities = None
-        if with_probabilities:  # with a flip the scores are probabilities already
-            probabilities = (scores if self.flip else scores.softmax(dim=0)).half().cpu().numpy()
+        if with_probabilities:  # with a flip, or by a method's rule, the scores are probabilities already
+            ready = self.flip or self.model.rule is not None
+            probabilities = (scores if ready else scores.softmax(dim=0)).half().cpu().numpy()
         return Sight(labels, probabilities)
 
 

@@ -26,9 +26,11 @@ from data.incremental import StepDataset, select_test, test_table, train_table
 from data.protocols import IGNORE_INDEX, Step
 from data.transforms import test_transform
 from engine.placement import Placement
-from methods import AlterSGD, Method, make_method, make_phase
+from methods import AlterSGD, Batch, Method, make_method, make_phase
 from methods.importance import ImportanceMethod
 from models.segmenter import Segmenter, rebuild_segmenter
+
+SMALLEST_SCORE = 1e-8
 
 Metrics = dict[str, float | None]
 
@@ -90,14 +92,15 @@ class Probe:
         """Return the same weights in a network that can be differentiated twice."""
         network = self.config.model.architecture | {"norm": "abn"}
         with torch.random.fork_rng(devices=[]):  # the first weights, which are replaced at once
-            sizes = [classifier.out_channels for classifier in model.classifiers]
-            twin = rebuild_segmenter(network, sizes, model.state_dict())
-        twin.returns_stages = self.method.needs_stages
+            twin = rebuild_segmenter(network, model.outline(), model.state_dict())
+        twin.rule = model.rule
         return self._place.arrange(twin.to(self.device)).eval()
 
     def _judge(self, twin: Segmenter) -> Method:
         """Return the method with what it knows by now, its losses plain: they can be differentiated twice."""
         judge = plain_method(self.config)
+        judge.steps = self.steps
+        judge.attach(twin, self.step)
         judge.begin_step(twin, self.step)
         judge.load_state_dict(self.method.state_dict())
         return judge
@@ -114,15 +117,17 @@ class Probe:
                 target = self.teacher(images)
                 labels = judge.targets(labels, target)
 
+        batch = Batch(images, labels)
+
         def segmentation() -> Tensor:
-            return judge.segmentation_loss(twin(images).logits, labels)
+            return judge.learn(twin(images), batch)
 
         def objective() -> Tensor:
             output = twin(images)
             retention = penalty(judge, twin)
             if target is not None:
-                retention = retention + sum(judge.retention_losses(output, target).values())
-            return judge.segmentation_loss(output.logits, labels) + self.keep * retention
+                retention = retention + sum(judge.keep(output, target, batch).values())
+            return judge.learn(output, batch) + self.keep * retention
 
         return {"": segmentation, "objective_": objective} if has_retention(judge) else {"": segmentation}
 
@@ -143,7 +148,15 @@ class Probe:
         images, labels = self._read(chosen, table)
         if not (labels != IGNORE_INDEX).any():
             return {}
-        return {"old_": lambda: F.cross_entropy(twin(images).logits, labels, ignore_index=IGNORE_INDEX)}
+
+        def loss() -> Tensor:
+            logits = twin(images).logits
+            if twin.rule is None:
+                return F.cross_entropy(logits, labels, ignore_index=IGNORE_INDEX)
+            scores = twin.rule(logits).clamp(min=SMALLEST_SCORE)  # their shares stand for probabilities
+            return F.nll_loss((scores / scores.sum(1, keepdim=True)).log(), labels, ignore_index=IGNORE_INDEX)
+
+        return {"old_": loss}
 
     def _read(self, chosen: Sequence[Sample], table: np.ndarray) -> tuple[Tensor, Tensor]:
         """Return the central squares of the images as one batch."""
@@ -193,8 +206,8 @@ def has_retention(method: Method) -> bool:
     """Return whether the method has an R in a later step, on the outputs or, as EWC, PI and RW,
     on the parameters.
     """
-    on_outputs = type(method).retention_losses is not Method.retention_losses
-    return on_outputs or isinstance(method, ImportanceMethod)
+    hooks = (type(method).retention_losses, Method.retention_losses), (type(method).keep, Method.keep)
+    return any(own is not usual for own, usual in hooks) or isinstance(method, ImportanceMethod)
 
 
 def penalty(method: Method, model: nn.Module) -> Tensor | float:

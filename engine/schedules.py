@@ -33,8 +33,11 @@ def initial_learning_rate(optim: OptimConfig, step: int) -> float:
 def set_learning_rate(
     optimizer: torch.optim.Optimizer, schedule: Callable[[float], float], iteration: int, total: int
 ) -> float:
-    """The learning rate of an iteration; the first one of a step has no progress behind it."""
+    """The learning rate of an iteration; the first one of a step has no progress behind it.
+
+    A method may have given groups of parameters a factor of their own.
+    """
     lr = optimizer.defaults["lr"] * schedule((iteration - 1) / total)
     for group in optimizer.param_groups:
-        group["lr"] = lr
+        group["lr"] = lr * group.get("lr_scale", 1.0)
     return lr

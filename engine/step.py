@@ -110,7 +110,7 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
     phase = run.phase(step)
     last = phase.last_iteration(total)
     update = make_update(step=step.index, **config.update.model_dump())
-    optimizer = make_optimizer(model, config, step.index)
+    optimizer = make_optimizer(model, config, step.index, method)
     scaler = torch.amp.GradScaler(ranks.device.type, enabled=config.train.amp == "fp16")
     parts = {"model": model, "method": method, "optimizer": optimizer, "scaler": scaler}
     resumed = checkpoint.restore_training(run.folder.resume_checkpoint, parts, ranks, run.say, step.index)
@@ -118,7 +118,7 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
     if done:
         run.say(f"resuming step {step.index} after iteration {done}")
     elif teacher is not None and method.surveys:
-        method.survey(teacher_outputs(run, step, teacher))
+        method.survey(outputs_of(run, step, teacher, "surveying"))
     iterations = range(done + 1, last + 1)
     loader = step_loader(run, step, iterations=iterations, batch_of=partial(phase.batch_of, total=total))
     student = wrap(model, ranks)
@@ -130,6 +130,8 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
         watch.after(*iteration)
     watch.progress.close()
     agree(model, ranks)
+    if method.reviews:
+        method.review(outputs_of(run, step, model.eval(), "reviewing"))
     method.end_step(model)
     average.end_step(model, step)
     updates = sum(phase.updates(iteration, total) for iteration in range(1, last + 1))
@@ -191,7 +193,7 @@ def begin_step(
     torch.manual_seed(config.train.seed * 1000 + step.index)  # alike whoever trained the step before
     losses = "fused" if config.train.losses == "fused" else "plain"
     method = make_method(config.method.name, config.method.cross_entropy, config.method.options, losses)
-    teacher = None
+    method.steps, teacher = run.steps, None
     if step.index == 0:
         if config.method.also_observe:
             others = [name for name in config.method.also_observe if name != method.name]
@@ -202,17 +204,18 @@ def begin_step(
             raise RunError(str(error)) from error
         if config.model.pretrained:
             run.say(str(load_backbone_weights(model, config.model.pretrained)))
-        model.add_classes(step.num_classes)
+        method.add_classifier(model, step)
     else:
         model, state = load_step(run, run.steps[step.index - 1])
         average.remember(model)
         load_method_state(method, state["methods"], step)
         if method.needs_teacher:
             teacher = run.place.arrange(model.teacher())
-            teacher.returns_stages = method.needs_stages
-        model.add_classes(step.num_new)
+            method.attach(teacher, step)
+        method.add_classifier(model, step)
         method.init_classifier(model)
-        model.returns_stages = method.needs_stages
+    method.attach(model, step)
+    model.rule = METHODS[config.method.name].rule(step.num_classes)
     model.dropout = config.model.dropout
     model = run.place.arrange(model).train()
     average.begin_step(model, step)
@@ -267,15 +270,15 @@ def step_dataset(run: Run, step: Step) -> StepDataset | ReplayDataset:
     return ReplayDataset(current, old)
 
 
-def teacher_outputs(run: Run, step: Step, teacher: Segmenter) -> Iterator[tuple[Tensor, Output]]:
-    """Yield labels and the teacher's outputs over the first epoch of a step."""
+def outputs_of(run: Run, step: Step, network: Segmenter, what: str) -> Iterator[tuple[Tensor, Output]]:
+    """Yield labels and a network's outputs over the first epoch of a step."""
     epoch = range(1, run.epoch(step) + 1)
     loader = step_loader(run, step, iterations=epoch, batch_of=lambda iteration: iteration)
-    doing = f"surveying step {step.index}"
+    doing = f"{what} step {step.index}"
     for images, labels, *_ in run.until_stopped(
         tqdm(loader, doing, disable=not run.ranks.is_main, **bar_place()), doing
     ):
-        yield labels.to(run.ranks.device).long(), ask(teacher, run.place.images(images), run.place)
+        yield labels.to(run.ranks.device).long(), ask(network, run.place.images(images), run.place)
 
 
 def load_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
@@ -299,6 +302,8 @@ def save_step(run: Run, step: Step, model: Segmenter, method: Method, costs: dic
             methods=learned["methods"],
             costs=costs,
             config=dump_config(run.config),
+            num_new=step.num_classes if step.index == 0 else step.num_new,
+            rule=None if model.rule is None else method.name,
             trained=identity.trained_with(
                 run.config.model_dump(mode="json"),
                 step.index,

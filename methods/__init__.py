@@ -6,6 +6,7 @@ A new one is one new file in this folder, in phases/, updates/ or averages/.
 from methods.averages.none import AVERAGES, Average, make_average
 from methods.base import (
     METHODS,
+    Batch,
     Method,
     Output,
     Weights,
@@ -25,6 +26,7 @@ __all__ = [
     "UPDATES",
     "AlterSGD",
     "Average",
+    "Batch",
     "Consolidate",
     "Descent",
     "Evaluate",

@@ -4,15 +4,15 @@ A method says what the terms of the objective are, a phase says with which two n
 the optimizer knows neither:
 
     weights = phase(iteration, total)
-    loss = weights.learn * method.segmentation_loss(...)
-    loss += weights.keep * sum(method.retention_losses(...).values())
+    loss = weights.learn * method.learn(...) + weights.keep * sum(method.keep(...).values())
 
 So every method runs under every phase, resuming needs no phase state, and all ranks agree.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol, TypeVar
+from functools import partial
+from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
 from torch import Tensor, nn
 
@@ -23,7 +23,7 @@ from methods.losses import plain as losses
 
 MethodClass = TypeVar("MethodClass", bound=type["Method"])
 METHODS: Registry[type["Method"]] = Registry("method.name", "methods")
-TEACHER_HOOKS = ("survey", "targets", "retention_losses")
+TEACHER_HOOKS = ("survey", "targets", "retention_losses", "keep")
 LOSSES = {"plain": losses, "fused": fused}  # the same functions twice
 
 
@@ -60,6 +60,22 @@ class Output(Protocol):
         the logits before upsampling.
         """
 
+    @property
+    def hidden(self) -> Tensor:
+        """What the head gives, at the resolution of the features: what the classifiers see."""
+
+    @property
+    def extra(self) -> Mapping[str, Tensor]:
+        """What the method's own `outputs` returned."""
+
+
+class Batch(NamedTuple):
+    """The images of a pass and their labels, as `targets` left them."""
+
+    images: Tensor
+    labels: Tensor  # B x H x W
+    remembered: Tensor | None = None  # which images come from the memory; on the CPU: nothing waits for a GPU
+
 
 @dataclass(frozen=True)
 class Weights:
@@ -88,6 +104,8 @@ class Method:
     memory: Literal["half", "concatenated"] | None = None
     # Step 0 is trained alike by all methods with plain cross-entropy there, so one model can serve them all.
     shares_first_step = True
+    knows_future = False  # it uses `steps` to know classes that are still to come: tables say so
+    steps: Sequence[Step] = ()  # all of the protocol
     losses = losses  # or methods.losses.fused
     # The published lambda, by protocol where it differs: {"default": 10.0, "15-1": 100.0}.
     strength: float | dict[str, float] = 0.0
@@ -107,8 +125,42 @@ class Method:
         """Called with the model as the step starts from it: classes added, classifier initialised."""
         self.num_old = step.num_old
 
+    def add_classifier(self, model: Any, step: Step) -> None:
+        """Give the network the outputs of the step's classes; step 0 brings the background with it."""
+        model.add_classes(step.num_classes if step.index == 0 else step.num_new)
+
     def init_classifier(self, model: nn.Module) -> None:
         """Called right after the step's classes were added (not at step 0)."""
+
+    def outputs(self, network: Any, hidden: Tensor) -> Mapping[str, Tensor]:
+        """Return what the method wants to know of a batch beside the logits, from what the head gives:
+        `extra` in the output of student and teacher. Called inside their forward pass, if overridden.
+        """
+        return {}
+
+    def attach(self, network: Any, step: Step) -> None:
+        """Ask a network, student or teacher, for what the method reads in this step."""
+        network.returns_stages = self.needs_stages and step.index > 0
+        network.extra_outputs = self.outputs if type(self).outputs is not Method.outputs else None
+
+    @classmethod
+    def scores(cls, logits: Tensor, num_classes: int) -> Tensor:
+        """Return scores (B, num_classes, H, W) between 0 and 1, background first, of which the largest
+        is the prediction: everywhere, if overridden, in place of the logits' softmax.
+        """
+        return logits.softmax(dim=1)
+
+    @classmethod
+    def rule(cls, num_classes: int) -> Callable[[Tensor], Tensor] | None:
+        """Return `scores` if it is overridden."""
+        own = cls.scores.__func__ is not Method.scores.__func__  # type: ignore[attr-defined]
+        return partial(cls.scores, num_classes=num_classes) if own else None
+
+    def parameter_groups(self, model: Any) -> list[dict[str, Any]]:
+        """Return the parameters in groups as PyTorch's optimizers take them: "params", and where they differ
+        from the config "weight_decay" and "lr_scale", a factor on every learning rate of the step.
+        """
+        return [{"params": list(model.parameters())}]
 
     @property
     def surveys(self) -> bool:
@@ -128,8 +180,33 @@ class Method:
         """
         return labels
 
+    def learn(self, student: Output, batch: Batch) -> Tensor:
+        """Return l_seg, the term that a phase flips, of all that the student gives and the batch shows.
+
+        Override `segmentation_loss` where logits and labels are enough. Where a method has a loss of its own
+        for the memory, this is the mean over the images of both.
+        """
+        if batch.remembered is None or type(self).memory_loss is Method.memory_loss:
+            return self.segmentation_loss(student.logits, batch.labels)
+        losses = {False: self.segmentation_loss, True: self.memory_loss}
+        places = {kind: (batch.remembered == kind).nonzero()[:, 0].to(batch.labels.device) for kind in losses}
+        terms = [
+            loss(student.logits[places[kind]], batch.labels[places[kind]])
+            * (len(places[kind]) / len(batch.labels))
+            for kind, loss in losses.items()
+            if len(places[kind])
+        ]
+        return sum(terms[1:], terms[0])
+
+    def keep(self, student: Output, teacher: Output, batch: Batch) -> dict[str, Tensor]:
+        """Return R as named terms, of all that both networks give and the batch shows.
+
+        Override `retention_losses` where the two outputs are enough.
+        """
+        return self.retention_losses(student, teacher)
+
     def segmentation_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        """Return l_seg, the term that a phase flips."""
+        """Return l_seg of the logits."""
         return self.losses.cross_entropy(logits, labels, self.mean_over)
 
     def memory_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
@@ -153,6 +230,15 @@ class Method:
         `learning_rate` is that of the update that follows.
         """
         return {}
+
+    @property
+    def reviews(self) -> bool:
+        return type(self).review is not Method.review
+
+    def review(self, images: Iterable[tuple[Tensor, Output]]) -> None:
+        """Called after the last iteration of every step, if overridden: one epoch of (labels, output of the
+        trained network in eval), before `end_step`. Under several ranks each sees its own images.
+        """
 
     def end_step(self, model: nn.Module) -> None:
         """Called once after the last iteration of a step."""
@@ -180,10 +266,10 @@ class WithObservers(Method):
 
     def __init__(self, method: Method, observers: Sequence[Method]):
         self.name, self.method, self.observers = method.name, method, observers
-        self.losses = method.losses
+        self.losses, self.parameter_groups = method.losses, method.parameter_groups  # type: ignore[method-assign]
 
-    def segmentation_loss(self, logits: Tensor, labels: Tensor) -> Tensor:
-        return self.method.segmentation_loss(logits, labels)
+    def learn(self, student: Output, batch: Batch) -> Tensor:
+        return self.method.learn(student, batch)
 
     def begin_step(self, model: nn.Module, step) -> None:
         assert step.index == 0, "later, every method trains a model of its own"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -15,7 +15,7 @@ from torch.nn import functional as F
 from models.backbone import build_backbone
 from models.deeplabv3 import DeepLabV3
 from models.folding import fold_norms
-from models.norm import make_norm
+from models.norm import ABN, NormFactory, make_norm
 from models.pointwise import use_pointwise
 from models.upsample import Enlarged, enlarge
 
@@ -31,37 +31,99 @@ class Output(NamedTuple):
     # Where they are asked for: each stage of the backbone before its activation, the head, the logits before
     # upsampling.
     stages: tuple[Tensor, ...] = ()
+    hidden: Any = None  # what the head gives, which the classifiers see: B x channels x h x w
+    extra: Mapping[str, Tensor] = {}  # what else a method asks of the network, by its own names
+
+
+class DeepClassifier(nn.Sequential):
+    """A 3x3 convolution with its norm in front of the 1x1 one: SSUL's head of a step."""
+
+    def __init__(self, channels: int, num: int, hidden: int, norm: NormFactory) -> None:
+        super().__init__(
+            nn.Conv2d(channels, hidden, 3, padding=1, bias=False), norm(hidden), nn.Conv2d(hidden, num, 1)
+        )
+        self.out_channels, self.hidden = num, hidden
 
 
 class Segmenter(nn.Module):
-    """A backbone, a head, and one classifier per step."""
+    """A backbone, a head, and one classifier per step.
+
+    A method may want more of it: deeper classifiers, further ones beside those of the classes, parts that
+    are frozen, other outputs of a batch, and a rule of its own that makes scores of classes from logits.
+    """
 
     body: Any  # the Backbone; step_<i>.pt calls its parameters body.<name>
-    classifiers: Any  # a ModuleList of nn.Conv2d
+    classifiers: Any  # a ModuleList of nn.Conv2d or DeepClassifier
+    further: Any  # a ModuleDict of the same: classifiers whose scores are not among the logits
+    # From logits (B, outputs, H, W) to scores of classes (B, C, H, W), the largest of which is the
+    # prediction; None: the logits are these scores, and their softmax is averaged over versions of an image.
+    rule: Callable[[Tensor], Tensor] | None = None
+    extra_outputs: Callable[[Segmenter, Tensor], Mapping[str, Tensor]] | None = None  # of the head's output
 
-    def __init__(self, backbone: nn.Module, head: DeepLabV3, backbone_name: str = "") -> None:
+    def __init__(
+        self, backbone: nn.Module, head: DeepLabV3, backbone_name: str = "", norm: NormFactory = ABN
+    ) -> None:
         super().__init__()
         self.backbone_name = backbone_name
         self.body = backbone
         self.head = head
         self.classifiers = nn.ModuleList()
+        self.further = nn.ModuleDict()
+        self.norm = norm
+        self.frozen: list[nn.Module] = []
         self.returns_stages = False
         self.dropout = 0.0  # of the head's output, in training
 
     @property
     def num_classes(self) -> int:
+        """Return the number of logits of a pixel."""
         return sum(classifier.out_channels for classifier in self.classifiers)
 
-    def add_classes(self, num: int) -> None:
+    def add_classes(self, num: int, hidden: int | None = None) -> None:
         """Append the classifier of a step; the first one's `num` includes the background,
-        which is its channel 0.
+        which is its channel 0, unless the method has none.
+
+        With `hidden` it is a deep one.
         """
         if num < 1:
             raise ValueError(f"a step adds at least one class, not {num}")
-        like = next(self.head.parameters())
-        self.classifiers.append(
-            nn.Conv2d(self.head.out_channels, num, 1, device=like.device, dtype=like.dtype)
-        )
+        self.classifiers.append(self._classifier(num, hidden))
+
+    def add_further(self, name: str, num: int, hidden: int | None = None) -> None:
+        """Add a classifier whose scores are not among the logits: `extra_outputs` may use it."""
+        self.further[name] = self._classifier(num, hidden)
+
+    def _classifier(self, num: int, hidden: int | None) -> nn.Module:
+        like, channels = next(self.head.parameters()), self.head.out_channels
+        plain = nn.Conv2d(channels, num, 1) if hidden is None else None
+        classifier = plain or DeepClassifier(channels, num, hidden or 0, self.norm)
+        return classifier.to(like.device, like.dtype)
+
+    def outline(self) -> dict[str, Any]:
+        """Return the sizes of all classifiers, from which `rebuild_segmenter` builds them again."""
+
+        def size(classifier: Any) -> int | list[int]:
+            deep = isinstance(classifier, DeepClassifier)
+            return [classifier.out_channels, classifier.hidden] if deep else classifier.out_channels
+
+        outline: dict[str, Any] = {"classifiers": [size(classifier) for classifier in self.classifiers]}
+        further = {name: size(classifier) for name, classifier in self.further.items()}
+        return outline | ({"further": further} if further else {})
+
+    def freeze(self, *parts: nn.Module) -> None:
+        """Keep parts as they are: without gradients, and their norms in eval whatever `train` says."""
+        for part in parts:
+            self.frozen.append(part.requires_grad_(False).eval())
+
+    def norms(self) -> Iterator[nn.Module]:
+        """Yield every module that keeps statistics of batches."""
+        return (module for module in self.modules() if hasattr(module, "running_mean"))
+
+    def train(self, mode: bool = True) -> Segmenter:
+        super().train(mode)
+        for part in self.frozen:
+            part.eval()
+        return self
 
     @torch.no_grad()
     def init_new_from_background(self) -> None:
@@ -81,9 +143,11 @@ class Segmenter(nn.Module):
     def frozen_copy(self) -> Segmenter:
         """Return a copy in eval mode, without gradients and without a process group."""
         groups = (getattr(module, "group", None) for module in self.modules())
-        # A process group cannot be copied; the memo tells deepcopy to put None in its place.
-        copied = copy.deepcopy(self, {id(group): None for group in groups if group is not None})
-        return copied.eval().requires_grad_(False)
+        # A process group cannot be copied; the memo tells deepcopy to put None in its place. What belongs
+        # to the method stays the method's.
+        memo: dict[int, Any] = {id(group): None for group in groups if group is not None}
+        memo |= {id(theirs): theirs for theirs in (self.rule, self.extra_outputs) if theirs is not None}
+        return copy.deepcopy(self, memo).eval().requires_grad_(False)
 
     def teacher(self) -> Segmenter:
         """Return a frozen copy that says the same faster; its parameters are others,
@@ -109,7 +173,8 @@ class Segmenter(nn.Module):
             stages += [hidden, logits]
         size = (x.shape[-2], x.shape[-1])
         whole: Any = enlarge(logits, size) if enlarged else Enlarged(logits, size)
-        return Output(whole, features, tuple(stages))
+        extra = self.extra_outputs(self, hidden) if self.extra_outputs is not None else {}
+        return Output(whole, features, tuple(stages), hidden, extra)
 
 
 def build_segmenter(
@@ -140,18 +205,24 @@ def build_segmenter(
     )
     use_pointwise(backbone)
     use_pointwise(head)
-    return Segmenter(backbone, head, body)
+    return Segmenter(backbone, head, body, make)
 
 
 def rebuild_segmenter(
     architecture: Mapping[str, Any],
-    classifiers: Iterable[int],
+    outline: Mapping[str, Any],
     state: Mapping[str, Any],
     group: dist.ProcessGroup | None = None,
 ) -> Segmenter:
-    """Return a segmenter with the weights of another one: its `state`, and the sizes of its classifiers."""
+    """Return a segmenter with the weights of another one: its `state` and its `outline`."""
     model = build_segmenter(**architecture, group=group)
-    for size in classifiers:
-        model.add_classes(size)
+    for size in outline["classifiers"]:
+        model.add_classes(*_sizes(size))
+    for name, size in outline.get("further", {}).items():
+        model.add_further(name, *_sizes(size))
     model.load_state_dict(state)
     return model
+
+
+def _sizes(size: int | Sequence[int]) -> Sequence[int]:
+    return [size] if isinstance(size, int) else size

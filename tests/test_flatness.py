@@ -14,7 +14,7 @@ from torch.func import functional_call
 from configs.schema import load_config
 from data import load_dataset
 from engine import checkpoint, curvature
-from engine.curvature_data import Batch, Batches, Options, Subject, read_subject
+from engine.curvature_data import Batches, CurvatureBatch, Options, Subject, read_subject
 from engine.run_folder import RunFolder
 from methods import Weights
 from metrics import flatness, landscape
@@ -414,9 +414,9 @@ def test_the_ends_of_the_line_are_the_models(toy_run):
 
 
 def loss_of(model: nn.Module, subject: Subject):
-    def loss(batch: Batch) -> Tensor:
+    def loss(batch: CurvatureBatch) -> Tensor:
         logits = model(subject.inputs(batch.images)).logits[:, : subject.step.num_old]
-        return batch.segmentation_loss(logits, batch.labels)
+        return batch.method.segmentation_loss(logits, batch.labels)
 
     return loss
 
@@ -440,7 +440,7 @@ def test_which_labels_and_images_are_measured(toy_run):
     # The l_seg of the step that made the labels: in step 1 the background may be any old class, in step 0 it
     # is itself.
     logits, background = torch.randn(1, 4, 2, 2), torch.zeros(1, 2, 2, dtype=torch.long)
-    losses = {kind: batches.of(kind)[0].segmentation_loss(logits, background) for kind in labels}
+    losses = {kind: batches.of(kind)[0].method.segmentation_loss(logits, background) for kind in labels}
     plain = nn.functional.cross_entropy(logits, background)
     assert losses["train"] < plain
     assert losses["old"].item() == losses["test"].item() == pytest.approx(plain.item())

@@ -98,7 +98,7 @@ class AlterSGD(Descent):
                 group["momentum"] = 0.0
             if self.weight_decay == "signed":
                 sign = -1.0 if self.ascends(iteration, total) else 1.0
-                group["weight_decay"] = optimizer.defaults["weight_decay"] * sign
+                group["weight_decay"] = abs(group["weight_decay"]) * sign
 
 
 @register("consolidate")

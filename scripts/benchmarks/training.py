@@ -68,9 +68,10 @@ def begin_last_step(run: Run) -> tuple[Segmenter, Segmenter | None, Method]:
     *earlier, last = run.steps
     if earlier:
         model = build_segmenter(**run.config.model.architecture, group=run.sync_group)
+        method = make_method(run.config.method.name, options=run.config.method.options)
+        method.steps = run.steps
         for step in earlier:
-            model.add_classes(step.num_new if step.index else step.num_classes)
-        method = make_method(run.config.method.name)
+            method.add_classifier(model, step)
         method.begin_step(model, earlier[-1])
         method.end_step(model)
         save_step(run, earlier[-1], model, method, costs={})
@@ -102,7 +103,7 @@ class Trainee:
         options = config.phase.model_dump()
         self.phase = make_phase(step=step, strength=config.method.strength, epoch=1, **options)
         self.update = make_update(step=step, **config.update.model_dump())
-        self.optimizer = make_optimizer(model, config, step)
+        self.optimizer = make_optimizer(model, config, step, method)
         self.scaler = torch.amp.GradScaler(run.ranks.device.type, enabled=False)
         self.student, self.guard = wrap(model, run.ranks), FiniteGuard()
         self.batch = make_batch(run)
