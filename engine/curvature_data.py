@@ -135,6 +135,7 @@ def read_subject(folder: RunFolder, wanted: int | None, dataset: Dataset, config
             method.attach(network, step)
         method.add_classifier(start, step)
         method.init_classifier(start)
+        method.freeze(start)
     make_average(**config.average.model_dump()).begin_step(start, step)
     method.begin_step(start, step)
     freeze_like(start, model)

@@ -214,6 +214,7 @@ def begin_step(
             method.attach(teacher, step)
         method.add_classifier(model, step)
         method.init_classifier(model)
+        method.freeze(model)
     method.attach(model, step)
     model.rule = METHODS[config.method.name].rule(step.num_classes)
     model.dropout = config.model.dropout

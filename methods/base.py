@@ -132,6 +132,9 @@ class Method:
     def init_classifier(self, model: nn.Module) -> None:
         """Called right after the step's classes were added (not at step 0)."""
 
+    def freeze(self, model: Any) -> None:
+        """Called from step 1 on, after `init_classifier`: what is to stay as it is goes to `model.freeze`."""
+
     def outputs(self, network: Any, hidden: Tensor) -> Mapping[str, Tensor]:
         """Return what the method wants to know of a batch beside the logits, from what the head gives:
         `extra` in the output of student and teacher. Called inside their forward pass, if overridden.

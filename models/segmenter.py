@@ -166,15 +166,20 @@ class Segmenter(nn.Module):
         hidden = self.head(features)
         dropped = F.dropout(hidden, self.dropout, self.training) if self.dropout else hidden
         logits = torch.cat([classifier(dropped) for classifier in self.classifiers], dim=1)
-        if logits.dtype in (torch.float16, torch.bfloat16):
-            logits = logits.float()  # upsampling and losses in full precision
-        logits = logits.contiguous()  # losses go class by class: faster with the channels apart
+        # Losses go class by class: faster with the channels apart.
+        logits = _in_full_precision(logits).contiguous()
         if self.returns_stages:
             stages += [hidden, logits]
         size = (x.shape[-2], x.shape[-1])
         whole: Any = enlarge(logits, size) if enlarged else Enlarged(logits, size)
-        extra = self.extra_outputs(self, hidden) if self.extra_outputs is not None else {}
+        extra = {} if self.extra_outputs is None else self.extra_outputs(self, dropped)
+        extra = {name: _in_full_precision(value) for name, value in extra.items()}
         return Output(whole, features, tuple(stages), hidden, extra)
+
+
+def _in_full_precision(x: Tensor) -> Tensor:
+    """Return what upsampling and losses work on."""
+    return x.float() if x.dtype in (torch.float16, torch.bfloat16) else x
 
 
 def build_segmenter(

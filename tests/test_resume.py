@@ -52,6 +52,7 @@ OPTIONS = {
     ),
     "pi": ("method.name=pi", "phase.name=altersgd", "phase.p=0.5", "phase.from_step=0"),
     "plop": ("method.name=plop", "method.strength=0.01", "phase.name=altersgd", "phase.p=0.5"),
+    "dkd-memory": ("method.name=dkd", "method.memory=4", "phase.name=altersgd", "phase.p=0.5"),
     "rw": ("method.name=rw", "method.options.every=2", "train.accumulate=2"),
 }
 

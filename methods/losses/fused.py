@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from data.protocols import IGNORE_INDEX
 from methods.losses.head import ALL, BACKGROUND_OR_NEW, OLD, Pending, Piece, Term, maps
-from methods.losses.plain import feature_distillation, local_pod, num_pixels
+from methods.losses.plain import feature_distillation, foreground_cross_entropy, local_pod, num_pixels
 from models.upsample import Enlarged
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "cross_entropy",
     "distillation",
     "feature_distillation",
+    "foreground_cross_entropy",
     "local_pod",
     "unbiased_cross_entropy",
     "unbiased_distillation",

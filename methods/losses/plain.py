@@ -81,6 +81,18 @@ def binary_distillation(student: Tensor, teacher: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(old, teacher.sigmoid(), reduction="none").sum(dim=1).mean()
 
 
+def foreground_cross_entropy(logits: Tensor, labels: Tensor, first: int, pos_weight: float = 1.0) -> Tensor:
+    """DKD: one sigmoid for each of the labels from `first` on, nothing for the background. Binary
+    cross-entropies are summed over classes and averaged over pixels; what has another label, void too, is
+    negative. A positive pixel weighs `pos_weight`.
+    """
+    classes = torch.arange(first, first + logits.shape[1], device=logits.device)
+    one_hot = (labels[:, None] == classes[:, None, None]).to(logits.dtype)
+    # -w y log s(z) - (1 - y) log(1 - s(z)), where log s(z) = z - softplus(z) and log(1 - s(z)) = -softplus(z)
+    per_class = F.softplus(logits) * (1 + (pos_weight - 1) * one_hot) - pos_weight * one_hot * logits
+    return per_class.sum(dim=1).mean()
+
+
 def confidence(logits: Tensor) -> Tensor:
     """CPR: KL(p || uniform) = log C - H(p), averaged over pixels."""
     log_p = logits.log_softmax(dim=1)
