@@ -1,5 +1,7 @@
 """DFT*: everything learned is frozen, the future is known."""
 
+from itertools import pairwise
+
 import torch
 from conftest import TINY_NETWORK
 
@@ -32,7 +34,7 @@ def test_later_steps_move_the_new_classifier_and_those_to_come_alone(toy_argumen
     quick = ("train.epochs=1", "train.epochs_later=2", "run.pictures=0", "run.tracker=none")
     assert train.main(toy_arguments("method.name=dft", *steps, *quick)) == 0
     states = [checkpoint.load(tmp_path / "runs" / "run" / f"step_{i}.pt")["model"] for i in range(3)]
-    for step, (before, after) in enumerate(zip(states, states[1:], strict=False), start=1):
+    for step, (before, after) in enumerate(pairwise(states), start=1):
         moved = {name.rpartition(".")[0] for name in after if not torch.equal(before[name], after[name])}
         assert moved == {f"classifiers.{i}" for i in range(step, 3)}
 

@@ -29,7 +29,7 @@ def pixels(*maps: torch.Tensor):
 @pytest.mark.parametrize("pos_weight", [1.0, 2.5])
 def test_foreground_cross_entropy_against_a_loop_over_pixels(losses, pos_weight):
     torch.manual_seed(0)
-    logits = 3 * torch.randn(2, 2, 5, 4, dtype=torch.float64, requires_grad=True)
+    logits = (3 * torch.randn(2, 2, 5, 4, dtype=torch.float64)).requires_grad_()
     labels = torch.randint(6, (2, 5, 4))
     labels[0, 0] = IGNORE_INDEX
     loss = losses.foreground_cross_entropy(logits, labels, 4, pos_weight)
@@ -71,7 +71,7 @@ def test_the_terms_against_loops_over_pixels(networks):
     auxiliary = torch.nn.functional.interpolate(
         student.further["auxiliary"](ours.hidden), size=(16, 16), mode="bilinear", align_corners=False
     )
-    away = [bce(z, 0.0) for (z,) in pixels(auxiliary)]
+    away = [bce(z, 0.0) for ((z,),) in pixels(auxiliary)]
     expected = sum(new) / labels.numel() + sum(away) / labels.numel()
     assert method.learn(ours, batch).item() == pytest.approx(expected, rel=1e-10)
 
@@ -96,7 +96,7 @@ def test_the_terms_against_loops_over_pixels(networks):
 
 
 def test_no_gradient_of_the_auxiliary_classifier_reaches_the_features(networks):
-    method, student, _ = networks
+    _, student, _ = networks
     output = student(torch.randn(1, 3, 16, 16))
     output.extra["auxiliary"].sum().backward()
     assert student.further["auxiliary"].weight.grad is not None
