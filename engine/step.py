@@ -17,12 +17,11 @@ from data.protocols import Step
 from data.transforms import train_transform
 from engine import checkpoint, identity
 from engine.objective import Objective, Terms, ask
-from engine.optim import make_optimizer
+from engine.optim import make_optimizer, make_schedule, set_learning_rate
 from engine.probe import Probe, places_of
 from engine.ranks import agree, gather_objects, wrap
 from engine.run import Run
 from engine.run_folder import RunError
-from engine.schedules import make_schedule, set_learning_rate
 from engine.watch import Watch, not_to_be_saved, stop_all_ranks
 from methods import (
     METHODS,
