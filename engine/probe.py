@@ -25,7 +25,7 @@ from data.dataset import Sample
 from data.incremental import StepDataset, select_test, test_table, train_table
 from data.protocols import IGNORE_INDEX, Step
 from data.transforms import test_transform
-from engine.placement import Placement
+from engine.objective import Placement
 from methods import AlterSGD, Method, make_method, make_phase
 from methods.importance import ImportanceMethod
 from models.segmenter import Segmenter, rebuild_segmenter

@@ -22,9 +22,8 @@ from data.protocols import Step
 from engine import checkpoint
 from engine import ranks as parallel
 from engine.arguments import REGISTRIES
-from engine.objective import Objective
+from engine.objective import AMP_DTYPES, Objective
 from engine.optim import initial_learning_rate
-from engine.placement import AMP_DTYPES
 from engine.run_folder import RunFolder
 from methods import METHODS, PHASES, UPDATES, AlterSGD, Method, Weights, make_update, register
 from methods.cpr import confidence
