@@ -22,7 +22,8 @@ from torch import Tensor, nn
 from configs.schema import Config
 from data import Dataset
 from data.dataset import Sample
-from data.incremental import StepDataset, select_test, test_table, train_table
+from data.incremental import select_test, test_table, train_table
+from data.loaders import StepDataset
 from data.protocols import IGNORE_INDEX, Step
 from data.transforms import test_transform
 from engine.objective import Placement

@@ -10,9 +10,8 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from configs.schema import dump_config
-from data.incremental import StepDataset, train_table
-from data.loaders import train_loader
-from data.memory import ReplayDataset
+from data.incremental import train_table
+from data.loaders import ReplayDataset, StepDataset, train_loader
 from data.protocols import Step
 from data.transforms import train_transform
 from engine import checkpoint, identity
