@@ -20,7 +20,7 @@ from engine import checkpoint
 from engine.ranks import Ranks
 from engine.run_folder import RunError
 from methods import Method, Update, Weights
-from methods.losses.head import Pending
+from methods.losses.fused import Pending
 from models.segmenter import Output, Segmenter
 
 # Images, labels, what the teacher says, and which of the images come from the memory (on the CPU: nothing
