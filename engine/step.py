@@ -64,7 +64,7 @@ class Training:
             lr = set_learning_rate(self.optimizer, self.schedule, schedule_iteration, total)
             phase.prepare(self.optimizer, iteration, total)
             evaluate = self.objective.on_next_batch()
-            if phase.updates(iteration, total):
+            if weights.updates:
                 terms = self.update(self.model, evaluate, weights, self.scaler.get_scale())
                 terms |= apply_update(self.model, self.optimizer, self.scaler, self.method, weights, lr)
             else:
@@ -130,7 +130,7 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
     agree(model, ranks)
     method.end_step(model)
     average.end_step(model, step)
-    updates = sum(phase.updates(iteration, total) for iteration in range(1, last + 1))
+    updates = sum(phase(iteration, total).updates for iteration in range(1, last + 1))
     costs = {
         "seconds": watch.seconds_spent(),
         "images": len(run.train_images[step.index]),

@@ -48,17 +48,17 @@ __all__ = [
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, mean_over: str = "all") -> Tensor:
-    return _noted(logits, _CrossEntropy(labels, num_pixels(labels, mean_over)))
+    return _noted(logits, _CrossEntropy(labels, _count(labels, mean_over)))
 
 
 def weighted_cross_entropy(logits: Tensor, labels: Tensor, weights: Tensor, mean_over: str = "all") -> Tensor:
-    return _noted(logits, _CrossEntropy(labels, num_pixels(labels, mean_over), weights=weights))
+    return _noted(logits, _CrossEntropy(labels, _count(labels, mean_over), weights=weights))
 
 
 def unbiased_cross_entropy(logits: Tensor, labels: Tensor, num_old: int, mean_over: str = "all") -> Tensor:
     if num_old == 1:
         return cross_entropy(logits, labels, mean_over)
-    return _noted(logits, _CrossEntropy(labels, num_pixels(labels, mean_over), num_old))
+    return _noted(logits, _CrossEntropy(labels, _count(labels, mean_over), num_old))
 
 
 def distillation(student: Tensor, teacher: Tensor) -> Tensor:
@@ -70,7 +70,7 @@ def unbiased_distillation(student: Tensor, teacher: Tensor) -> Tensor:
 
 
 def binary_cross_entropy(logits: Tensor, labels: Tensor, mean_over: str = "all") -> Tensor:
-    return _noted(logits, _BinaryCrossEntropy(labels, num_pixels(labels, mean_over)))
+    return _noted(logits, _BinaryCrossEntropy(labels, _count(labels, mean_over)))
 
 
 def binary_distillation(student: Tensor, teacher: Tensor) -> Tensor:
@@ -269,6 +269,11 @@ class _Confidence(Term):
         negative_entropy = (p * log_p).sum(dim=1)
         piece.subtract(slice(None), p.mul_(log_p.sub_(negative_entropy[:, None])), -weight / self.count)
         return (negative_entropy + math.log(self.num_classes)).sum() / self.count
+
+
+def _count(labels: Tensor, mean_over: str) -> Tensor | int:
+    """Return the denominator of a pixel mean: all pixels, or the valid ones as plain.py counts them."""
+    return labels.numel() if mean_over == "all" else num_pixels(labels, mean_over)
 
 
 def _num_pixels(shape: torch.Size) -> int:
