@@ -27,7 +27,7 @@ Size = Annotated[int, Field(ge=1)]
 NonNegative = Annotated[float, Field(ge=0)]
 Probability = Annotated[float, Field(ge=0, le=1)]
 
-REGISTERS = re.compile(r"^@register\(", re.MULTILINE)
+REGISTERS = re.compile(r"^@register(_\w+)?\(", re.MULTILINE)
 
 Thing = TypeVar("Thing")
 Added = TypeVar("Added")

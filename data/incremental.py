@@ -2,15 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from data.dataset import DataError, Sample
-from data.images import read_image, read_mask
+from data.dataset import DataError
+from data.loaders import seed_of
 from data.protocols import BACKGROUND, IGNORE_INDEX, Step
 
 MODES = ("disjoint", "overlapped", "sequential", "partitioned")
@@ -45,7 +42,7 @@ def draw_class(classes: frozenset[int], name: str, split_seed: int) -> int | Non
     no part in it. Each class has a number of its own, the smallest wins: leaving a class out moves only the
     images that went to it.
     """
-    return min(classes, key=lambda c: _seed_of("partition", split_seed, c, name), default=None)
+    return min(classes, key=lambda c: seed_of("partition", split_seed, c, name), default=None)
 
 
 def select_train(classes_per_image: Sequence[frozenset[int]], step: Step, mode: str) -> list[int]:
@@ -131,52 +128,6 @@ def test_table(
 
 
 test_table.__test__ = False  # type: ignore[attr-defined]  # pytest takes the name for a test
-
-
-def relabel(mask: np.ndarray, table: np.ndarray) -> np.ndarray:
-    """Return the table's entry for each mask value; `translate` is the fastest
-    look-up in a table of 256 bytes.
-    """
-    return np.frombuffer(bytearray(mask.tobytes()).translate(table.tobytes()), np.uint8).reshape(mask.shape)
-
-
-class StepDataset(torch.utils.data.Dataset):
-    """Images with the labels of one step, taken by (epoch, position).
-
-    What `transform` draws at random depends on the seed, the epoch and the image's name, and on nothing else:
-    not on the number of workers or ranks, nor on what was loaded before. Without a transform images stay as
-    they are.
-    """
-
-    def __init__(
-        self, samples: Sequence[Sample], table: np.ndarray, transform: Callable | None = None, seed: int = 0
-    ):
-        assert table.shape == (256,) and table.dtype == np.uint8
-        self.samples, self.table, self.transform, self.seed = samples, table, transform, seed
-
-    def __len__(self) -> int:
-        return len(self.samples)
-
-    def __getitem__(self, item: tuple[int, int]) -> tuple[Tensor, Tensor]:
-        """Return a uint8 image (3, H, W) and its uint8 labels (H, W)."""
-        epoch, position = item
-        sample = self.samples[position]
-        pixels, mask = read_image(sample.image), read_mask(sample.mask)
-        if pixels.shape[:2] != mask.shape:
-            raise DataError(f"{sample.mask}: is of another size than {sample.image}; make both the same size")
-        image, labels = torch.from_numpy(pixels).permute(2, 0, 1), torch.from_numpy(relabel(mask, self.table))
-        if self.transform is not None:
-            with torch.random.fork_rng(devices=[]):
-                # not torch.manual_seed, which would reach the generators of the GPUs as well
-                torch.default_generator.manual_seed(_seed_of(self.seed, epoch, sample.name))
-                image, labels = self.transform(image, labels)
-        return image.contiguous(), labels.contiguous()
-
-
-def _seed_of(*facts: int | str) -> int:
-    text = " ".join(map(str, facts))
-    digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest()
-    return int.from_bytes(digest, "little")
 
 
 def _check_choice(what: str, value: str, choices: Sequence[str]) -> None:

@@ -1,20 +1,90 @@
-"""Which images make which batch. Everything follows from the seed and the numbers of iteration and rank."""
+"""The images of a step as a data set, and which of them make which batch.
+
+Everything follows from the seed and the numbers of epoch, iteration and rank.
+"""
 
 from __future__ import annotations
 
+import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
+import numpy as np
 import torch
+from torch import Tensor
 from torch.utils.data import DataLoader
 
-from data.dataset import DataError
-from data.images import image_size
-from data.incremental import StepDataset
-from data.memory import ReplayDataset
+from data.dataset import DataError, Sample
+from data.images import image_size, read_image, read_mask
 from data.workers import outlive_signals
 
 Items = list[tuple[int, int]]  # (epoch, position) of each image of a batch
+
+
+def relabel(mask: np.ndarray, table: np.ndarray) -> np.ndarray:
+    """Return the table's entry for each mask value; `translate` is the fastest
+    look-up in a table of 256 bytes.
+    """
+    return np.frombuffer(bytearray(mask.tobytes()).translate(table.tobytes()), np.uint8).reshape(mask.shape)
+
+
+class StepDataset(torch.utils.data.Dataset):
+    """Images with the labels of one step, taken by (epoch, position).
+
+    What `transform` draws at random depends on the seed, the epoch and the image's name, and on nothing else:
+    not on the number of workers or ranks, nor on what was loaded before. Without a transform images stay as
+    they are.
+    """
+
+    def __init__(
+        self, samples: Sequence[Sample], table: np.ndarray, transform: Callable | None = None, seed: int = 0
+    ):
+        assert table.shape == (256,) and table.dtype == np.uint8
+        self.samples, self.table, self.transform, self.seed = samples, table, transform, seed
+
+    def __len__(self) -> int:
+        return len(self.samples)
+
+    def __getitem__(self, item: tuple[int, int]) -> tuple[Tensor, Tensor]:
+        """Return a uint8 image (3, H, W) and its uint8 labels (H, W)."""
+        epoch, position = item
+        sample = self.samples[position]
+        pixels, mask = read_image(sample.image), read_mask(sample.mask)
+        if pixels.shape[:2] != mask.shape:
+            raise DataError(f"{sample.mask}: is of another size than {sample.image}; make both the same size")
+        image, labels = torch.from_numpy(pixels).permute(2, 0, 1), torch.from_numpy(relabel(mask, self.table))
+        if self.transform is not None:
+            with torch.random.fork_rng(devices=[]):
+                # not torch.manual_seed, which would reach the generators of the GPUs as well
+                torch.default_generator.manual_seed(seed_of(self.seed, epoch, sample.name))
+                image, labels = self.transform(image, labels)
+        return image.contiguous(), labels.contiguous()
+
+
+def seed_of(*facts: int | str) -> int:
+    text = " ".join(map(str, facts))
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogateescape"), digest_size=8).digest()
+    return int.from_bytes(digest, "little")
+
+
+class ReplayDataset(torch.utils.data.Dataset):
+    """The images of a step and, behind them, those of its memory;
+    each item says whether it is from the memory.
+    """
+
+    def __init__(self, current: StepDataset, memory: Sequence[StepDataset]):
+        self.parts = [current, *memory]  # the memory's by the step whose labels they have
+        self.samples = [sample for part in self.parts for sample in part.samples]
+        self.places = [(part, position) for part in self.parts for position in range(len(part))]
+        self.num_current = len(current)
+
+    def __len__(self) -> int:
+        return len(self.places)
+
+    def __getitem__(self, item: tuple[int, int]) -> tuple[Tensor, Tensor, bool]:
+        epoch, position = item
+        part, place = self.places[position]
+        return *part[epoch, place], position >= self.num_current
 
 
 def iterations_per_epoch(num_images: int, batch_size: int, step: int | None = None) -> int:

@@ -11,10 +11,6 @@ import hashlib
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch
-from torch import Tensor
-
-from data.incremental import StepDataset
 from data.protocols import Step
 
 
@@ -66,23 +62,3 @@ def _in_turns(
 
 def _order(seed: int, position: int) -> bytes:
     return hashlib.blake2b(f"memory {seed} {position}".encode(), digest_size=8).digest()
-
-
-class ReplayDataset(torch.utils.data.Dataset):
-    """The images of a step and, behind them, those of its memory;
-    each item says whether it is from the memory.
-    """
-
-    def __init__(self, current: StepDataset, memory: Sequence[StepDataset]):
-        self.parts = [current, *memory]  # the memory's by the step whose labels they have
-        self.samples = [sample for part in self.parts for sample in part.samples]
-        self.places = [(part, position) for part in self.parts for position in range(len(part))]
-        self.num_current = len(current)
-
-    def __len__(self) -> int:
-        return len(self.places)
-
-    def __getitem__(self, item: tuple[int, int]) -> tuple[Tensor, Tensor, bool]:
-        epoch, position = item
-        part, place = self.places[position]
-        return *part[epoch, place], position >= self.num_current

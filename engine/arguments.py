@@ -7,8 +7,7 @@ from configs.registry import Registry
 from configs.schema import Config, ConfigError, load_config
 from data import DATASETS
 from data.protocols import PROTOCOLS
-from engine.optim import OPTIMIZERS, settings_of
-from engine.schedules import SCHEDULES
+from engine.optim import OPTIMIZERS, SCHEDULES, settings_of
 from methods import AVERAGES, METHODS, PHASES, UPDATES, make_method, published_strength
 from models import BACKBONES
 from tracking.tracker import TRACKERS

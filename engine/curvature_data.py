@@ -13,8 +13,9 @@ from torch import Tensor
 from configs.schema import Config
 from data import DataError, Dataset
 from data.dataset import Sample
-from data.incremental import StepDataset, images_of_steps, select_test, test_table, train_table
+from data.incremental import images_of_steps, select_test, test_table, train_table
 from data.index import build_index
+from data.loaders import StepDataset
 from data.protocols import Step, configured_steps
 from data.transforms import normalise, test_transform, train_transform
 from engine import checkpoint, identity

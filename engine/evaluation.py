@@ -3,8 +3,8 @@
 from torch import Tensor
 from tqdm import tqdm
 
-from data.incremental import StepDataset, select_test, test_table
-from data.loaders import test_loader
+from data.incremental import select_test, test_table
+from data.loaders import StepDataset, test_loader
 from data.protocols import Step
 from data.transforms import test_transform
 from engine.inference import predict

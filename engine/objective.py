@@ -3,27 +3,58 @@
     loss = weights.learn * l_seg + weights.keep * sum(R)
 
 The method says what the terms are and the phase with which two numbers they are weighed; CPR's term, if asked
-for, is part of l_seg.
+for, is part of l_seg. `Placement` is where the tensors of a run live.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from configs.schema import Config
+from configs.schema import Config, TrainConfig
+from data.transforms import normalise
 from engine import checkpoint
-from engine.placement import Placement
 from engine.ranks import Ranks
 from engine.run_folder import RunError
 from methods import Batch, Method, Update, Weights
-from methods.losses.head import Pending
+from methods.losses.fused import Pending
 from models.segmenter import Output, Segmenter
 
 Shown = tuple[Batch, Output | None]  # to the student, and what the teacher says of it
 Terms = dict[str, Tensor]
+
+AMP_DTYPES = {"off": None, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where the tensors of a run live, and in which layout and precision they are used."""
+
+    device: torch.device
+    channels_last: bool
+    amp: str
+
+    @classmethod
+    def of(cls, train: TrainConfig, device: torch.device) -> "Placement":
+        return cls(device, train.channels_last, train.amp)
+
+    def arrange(self, tensors: Any) -> Any:
+        """Return a module or a batch of images in the memory format of the run."""
+        return tensors.to(memory_format=torch.channels_last) if self.channels_last else tensors
+
+    def images(self, images: Tensor) -> Tensor:
+        """Return images as floats on the device; they travel there as uint8."""
+        return self.arrange(normalise(images.to(self.device, non_blocking=True), torch.get_default_dtype()))
+
+    def labels(self, labels: Tensor) -> Tensor:
+        return labels.to(self.device, non_blocking=True).long()
+
+    def autocast(self) -> torch.autocast:
+        dtype = AMP_DTYPES[self.amp]
+        return torch.autocast(self.device.type, dtype, enabled=dtype is not None)
 
 
 class Objective:

@@ -1,7 +1,11 @@
-"""Optimizer and number of iterations of a step: the only place that knows them.
+"""Optimizer, learning rate and number of iterations of a step: the only place that knows them.
 
 An optimizer that `optim.name` can choose is a function of the parameters, the initial learning rate and the
 config. The phase and the schedule change its `param_groups`; its state is saved with the run.
+
+A schedule that `optim.schedule` can choose is a function of how much of the step is done, from 0 to just
+below 1, and of the config's `optim`. It gives the factor on the step's initial learning rate, anew for each
+iteration.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -12,14 +16,15 @@ import torch
 from torch import Tensor, nn
 
 from configs.registry import Conflicts, Registry
-from configs.schema import Config, TrainConfig
+from configs.schema import Config, OptimConfig, TrainConfig
 from data.loaders import iterations_per_epoch
-from engine.schedules import initial_learning_rate
 from methods import PHASES, Method, make_phase
 
 Parameters = Iterable[Tensor] | Iterable[dict[str, Any]]  # or groups of them, as PyTorch has these
 MakeOptimizer = Callable[[Parameters, float, Config], torch.optim.Optimizer]
 OPTIMIZERS: Registry[MakeOptimizer] = Registry("optim.name", "engine")
+SCHEDULES: Registry[Callable[[float, OptimConfig], float]] = Registry("optim.schedule", "engine")
+register_schedule = SCHEDULES.register
 
 
 def epochs_of(train: TrainConfig | Mapping, step: int) -> int:
@@ -98,3 +103,30 @@ def make_optimizer(model: nn.Module, config: Config, step: int, method: Method) 
     """Return a new optimizer, one for every step, as published; the method groups the parameters."""
     make = OPTIMIZERS.find(config.optim.name)
     return make(method.parameter_groups(model), initial_learning_rate(config.optim, step), config)
+
+
+@register_schedule("poly")
+def poly(progress: float, optim: OptimConfig) -> float:
+    return (1 - progress) ** optim.power
+
+
+def make_schedule(optim: OptimConfig) -> Callable[[float], float]:
+    schedule = SCHEDULES.find(optim.schedule)
+    return lambda progress: schedule(progress, optim)
+
+
+def initial_learning_rate(optim: OptimConfig, step: int) -> float:
+    return optim.lr if step == 0 else optim.lr_later * optim.lr_decay ** (step - 1)
+
+
+def set_learning_rate(
+    optimizer: torch.optim.Optimizer, schedule: Callable[[float], float], iteration: int, total: int
+) -> float:
+    """The learning rate of an iteration; the first one of a step has no progress behind it.
+
+    A method may have given groups of parameters a factor of their own.
+    """
+    lr = optimizer.defaults["lr"] * schedule((iteration - 1) / total)
+    for group in optimizer.param_groups:
+        group["lr"] = lr * group.get("lr_scale", 1.0)
+    return lr

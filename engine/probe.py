@@ -22,10 +22,11 @@ from torch import Tensor, nn
 from configs.schema import Config
 from data import Dataset
 from data.dataset import Sample
-from data.incremental import StepDataset, select_test, test_table, train_table
+from data.incremental import select_test, test_table, train_table
+from data.loaders import StepDataset
 from data.protocols import IGNORE_INDEX, Step
 from data.transforms import test_transform
-from engine.placement import Placement
+from engine.objective import Placement
 from methods import AlterSGD, Batch, Method, make_method, make_phase
 from methods.importance import ImportanceMethod
 from models.segmenter import Segmenter, rebuild_segmenter

@@ -19,8 +19,8 @@ from data.memory import Kept, choose_memory
 from data.protocols import Step, configured_steps
 from engine import identity
 from engine.arguments import without_effect
+from engine.objective import Placement
 from engine.optim import iterations_of
-from engine.placement import Placement
 from engine.ranks import (
     Ranks,
     StoppedBySignal,

@@ -10,19 +10,17 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 from configs.schema import dump_config
-from data.incremental import StepDataset, train_table
-from data.loaders import train_loader
-from data.memory import ReplayDataset
+from data.incremental import train_table
+from data.loaders import ReplayDataset, StepDataset, train_loader
 from data.protocols import Step
 from data.transforms import train_transform
 from engine import checkpoint, identity
 from engine.objective import Objective, Terms, ask
-from engine.optim import make_optimizer
+from engine.optim import make_optimizer, make_schedule, set_learning_rate
 from engine.probe import Probe, places_of
 from engine.ranks import agree, gather_objects, wrap
 from engine.run import Run
 from engine.run_folder import RunError
-from engine.schedules import make_schedule, set_learning_rate
 from engine.watch import Watch, not_to_be_saved, stop_all_ranks
 from methods import (
     METHODS,
@@ -66,7 +64,7 @@ class Training:
             lr = set_learning_rate(self.optimizer, self.schedule, schedule_iteration, total)
             phase.prepare(self.optimizer, iteration, total)
             evaluate = self.objective.on_next_batch()
-            if phase.updates(iteration, total):
+            if weights.updates:
                 terms = self.update(self.model, evaluate, weights, self.scaler.get_scale())
                 terms |= apply_update(self.model, self.optimizer, self.scaler, self.method, weights, lr)
             else:
@@ -134,7 +132,7 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
         method.review(outputs_of(run, step, model.eval(), "reviewing"))
     method.end_step(model)
     average.end_step(model, step)
-    updates = sum(phase.updates(iteration, total) for iteration in range(1, last + 1))
+    updates = sum(phase(iteration, total).updates for iteration in range(1, last + 1))
     costs = {
         "seconds": watch.seconds_spent(),
         "images": len(run.train_images[step.index]),

@@ -86,6 +86,7 @@ class Weights:
 
     learn: float
     keep: float
+    updates: bool = True  # False: the images only pass through the network, whose weights stay
 
 
 class Method:

@@ -9,19 +9,11 @@ from itertools import pairwise
 from typing import Any
 
 import torch
-from torch import Tensor, nn
-from torch.nn import functional as F
+from torch import nn
 
 from models.deeplabv3 import DeepLabV3
 from models.norm import ACTIVATIONS, LEAKY_SLOPE
 from models.resnet import BasicBlock, Bottleneck, ResNet
-
-
-class Activation(nn.Module):
-    """What is left of a folded norm."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return F.leaky_relu(x, LEAKY_SLOPE, inplace=True)
 
 
 @torch.no_grad()
@@ -31,7 +23,8 @@ def fold_norms(network: nn.Module) -> None:
         for convs, name in _norms_after_convs(module):
             _fold(convs, getattr(module, name))
             leaky = getattr(module, name).activation == "leaky_relu"
-            setattr(module, name, Activation() if leaky else nn.Identity())
+            left = nn.LeakyReLU(LEAKY_SLOPE, inplace=True) if leaky else nn.Identity()
+            setattr(module, name, left)
 
 
 def _norms_after_convs(module: Any) -> Iterator[tuple[list[nn.Conv2d], str]]:

@@ -1,9 +1,10 @@
 """Bilinear enlargement as two matrix products: what F.interpolate computes,
-deterministic on every device and faster.
+deterministic on every device and faster; and work on enlarged maps by pieces.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, lru_cache
 from typing import Any
@@ -102,3 +103,68 @@ class Enlarged(Late):
     @cached_property
     def tensor(self) -> Tensor:
         return enlarge(self.small, (self.shape[-2], self.shape[-1]))
+
+
+PIECE = {"cpu": 1_000_000}  # scores that are worked on at once: they stay in the cache of a core
+LARGE_PIECE = 1 << 26  # elsewhere: a quarter of a gigabyte, and few kernels
+
+
+class Maps:
+    """Scores (B, C, H, W) piece by piece, and their gradient."""
+
+    def __init__(self, scores: Tensor) -> None:
+        self.source, self.shape = scores, scores.shape
+        self.scores = scores.detach()
+
+    def pieces(self) -> Iterator[tuple[slice, slice]]:
+        """Images and rows of each piece: several images, one, or a strip of one."""
+        num_images, num_classes, height, width = self.shape
+        at_once = PIECE.get(self.source.device.type, LARGE_PIECE)
+        images = max(1, at_once // (num_classes * height * width))
+        strips = -(-num_classes * height * width // at_once) if images == 1 else 1
+        rows = -(-height // strips)
+        for first in range(0, num_images, images):
+            for top in range(0, height, rows):
+                yield slice(first, first + images), slice(top, top + rows)
+
+    def piece(self, images: slice, rows: slice) -> Tensor:
+        return self.scores[images, :, rows]
+
+    def empty_gradient(self) -> Tensor:
+        return torch.empty_like(self.scores)
+
+    def put(self, gradient: Tensor, images: slice, rows: slice, of_piece: Tensor) -> None:
+        gradient[images, :, rows] = of_piece
+
+    def of_source(self, gradient: Tensor) -> Tensor:
+        return gradient
+
+
+class EnlargedMaps(Maps):
+    """The same of scores that are not enlarged yet.
+
+    They are enlarged to (B, C, H, w) at once, the rest by pieces.
+    """
+
+    def __init__(self, scores: Enlarged) -> None:
+        self.source, self.shape = scores.small, scores.shape
+        self.rows, columns = interpolations(self.source, (self.shape[2], self.shape[3]))
+        self.columns, self.wider = columns, columns.mT.contiguous()
+
+    @cached_property
+    def scores(self) -> Tensor:  # type: ignore[override]
+        return self.rows @ self.source.detach()
+
+    def piece(self, images: slice, rows: slice) -> Tensor:
+        tall = self.scores[images, :, rows]
+        return (tall.reshape(-1, tall.shape[-1]) @ self.wider).view(*tall.shape[:3], -1)  # one product
+
+    def put(self, gradient: Tensor, images: slice, rows: slice, of_piece: Tensor) -> None:
+        gradient[images, :, rows] = of_piece @ self.columns
+
+    def of_source(self, gradient: Tensor) -> Tensor:
+        return self.rows.mT @ gradient
+
+
+def maps(scores: Tensor | Enlarged) -> Maps:
+    return EnlargedMaps(scores) if isinstance(scores, Enlarged) else Maps(scores)

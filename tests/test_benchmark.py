@@ -15,7 +15,8 @@ from torch import nn
 import train
 from configs.identity import short_name
 from data import load_dataset, shapes
-from data.incremental import StepDataset, train_table
+from data.incremental import train_table
+from data.loaders import StepDataset
 from data.transforms import normalise, train_transform
 from engine.arguments import read_config
 from methods.losses import plain as plain_losses

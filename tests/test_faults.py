@@ -21,7 +21,7 @@ from PIL import Image
 from test_distributed import become_rank, free_port
 
 import train
-from data.incremental import StepDataset
+from data.loaders import StepDataset
 from engine import checkpoint
 from engine import ranks as parallel
 from engine.arguments import read_config

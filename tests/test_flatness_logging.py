@@ -18,7 +18,8 @@ from torch import Tensor
 import train
 from data import load_dataset
 from data.dataset import Sample
-from data.incremental import StepDataset, train_table
+from data.incremental import train_table
+from data.loaders import StepDataset
 from data.protocols import Step
 from data.transforms import normalise, test_transform
 from engine import checkpoint

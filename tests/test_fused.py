@@ -6,9 +6,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from data.protocols import IGNORE_INDEX
 from methods import METHODS, make_method
-from methods.losses import fused, head
+from methods.losses import fused
 from methods.losses import plain as losses
-from models import Output
+from models import Output, upsample
 from models.upsample import Enlarged, enlarge
 
 SHAPE = (3, 7, 6, 5)
@@ -149,7 +149,7 @@ def objective(method, student, teacher, labels, late: bool, entropy: float = 0.3
     segmentation = segmentation + entropy * method.losses.confidence(outputs[0].logits)
     retention = method.retention_losses(*outputs)
     loss = -1.5 * segmentation + 10 * sum(retention.values())
-    total = loss.tensor if isinstance(loss, head.Pending) else loss
+    total = loss.tensor if isinstance(loss, fused.Pending) else loss
     gradients = torch.autograd.grad(total, (student, ours), allow_unused=True)
     return {"seg": segmentation.detach(), **{k: v.detach() for k, v in retention.items()}}, gradients
 
@@ -158,7 +158,7 @@ def objective(method, student, teacher, labels, late: bool, entropy: float = 0.3
 @pytest.mark.parametrize("mean_over", ["all", "valid"])
 @pytest.mark.parametrize("name", sorted(METHODS))
 def test_every_method_has_the_same_terms_and_gradients_from_small_logits(name, mean_over, piece, monkeypatch):
-    monkeypatch.setitem(head.PIECE, "cpu", PIECES[piece])
+    monkeypatch.setitem(upsample.PIECE, "cpu", PIECES[piece])
     student, teacher, labels = small_tensors(4)
     results = []
     for kind, late in (("plain", False), ("fused", True)):
@@ -176,9 +176,9 @@ def test_a_term_that_was_evaluated_in_a_sum_is_not_evaluated_again(monkeypatch):
         fused.unbiased_distillation(late, Enlarged(teacher, SIZE)),
     )
     total = one + 10 * other
-    assert isinstance(total, head.Pending)
+    assert isinstance(total, fused.Pending)
     value = total.tensor
-    monkeypatch.setattr(head, "evaluate", None)
+    monkeypatch.setattr(fused, "evaluate", None)
     torch.testing.assert_close(one.detach() + 10 * other.detach(), value.detach())
 
 
@@ -212,7 +212,7 @@ class Watch(TorchDispatchMode):
 
 @pytest.mark.parametrize("name", ["ft", "lwf", "lwf_mc", "mib"])
 def test_no_full_size_scores_of_the_whole_batch_ever_exist(name, monkeypatch):
-    monkeypatch.setitem(head.PIECE, "cpu", 7 * 4 * 9)
+    monkeypatch.setitem(upsample.PIECE, "cpu", 7 * 4 * 9)
     student, teacher, labels = small_tensors(4)
     method = make_method(name, losses="fused")
     method.num_old = 4

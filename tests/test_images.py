@@ -15,9 +15,9 @@ from PIL import EpsImagePlugin, Image
 
 from data import DataError, Sample
 from data.images import ANY_FORMATS, image_size, open_image, read_image, read_mask
-from data.incremental import StepDataset, test_table, train_table
+from data.incremental import test_table, train_table
 from data.index import build_index, content_digest, read_index
-from data.loaders import test_loader
+from data.loaders import StepDataset, test_loader
 from data.protocols import Step
 from scripts.check_data import main as check_data
 from scripts.convert_masks import main as convert_masks

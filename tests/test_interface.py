@@ -14,8 +14,8 @@ import train
 from data.protocols import steps_from_lists
 from engine import checkpoint
 from engine.inference import predict
+from engine.optim import set_learning_rate
 from engine.prediction import Network
-from engine.schedules import set_learning_rate
 from methods import METHODS, AlterSGD, Batch, Method, make_method
 from models.segmenter import build_segmenter, rebuild_segmenter
 

@@ -12,8 +12,7 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 from data import DataError, Sample
-from data.incremental import StepDataset
-from data.loaders import iterations_per_epoch, test_loader, train_loader
+from data.loaders import StepDataset, iterations_per_epoch, test_loader, train_loader
 from data.transforms import normalise, test_transform, train_transform
 from data.workers import outlive_signals
 

@@ -14,7 +14,7 @@ from models import BACKBONES, build_segmenter
 from models.deeplabv3 import DeepLabV3
 from models.mobilenet import DilatedDepthwise
 from models.norm import NORMS, make_norm
-from models.pointwise import Pointwise, use_pointwise
+from models.segmenter import Pointwise, use_pointwise
 
 SMALL = ("resnet_tiny", "mobilenet_v2")
 

@@ -17,8 +17,8 @@ from torch.utils.data import DataLoader
 import train
 from data import DataError, load_dataset
 from data.images import read_image, read_mask
-from data.incremental import StepDataset
 from data.index import content_digest, read_index
+from data.loaders import StepDataset
 from data.packs import VERSION
 from data.transforms import train_transform
 from scripts import check_data, pack_data

@@ -203,7 +203,7 @@ def test_every_reading_follows_algorithm_1(every, numerator, denominator):
         assert [phase.ascends(t, total) for t in range(1, total + 1)] == [sign < 0 for sign in wanted]
         of_r = {"seg": 3.0, "all": -3.0}[flip]
         assert keeps(phase, total) == [2.0 if sign > 0 else of_r for sign in wanted]
-        assert all(phase.updates(t, total) for t in range(1, total + 1))
+        assert all(phase(t, total).updates for t in range(1, total + 1))
         assert phase.last_iteration(total) == total
 
 
@@ -261,9 +261,9 @@ def test_pause_and_stop_train_until_the_boundary_and_no_further(make, p, total, 
     phase = make(p, 4.0, 7.0, flip="all", every=2, batch="same", weight_decay="signed")
     iterations = range(1, total + 1)
     trains = [t <= boundary for t in iterations]
-    assert [phase.updates(t, total) for t in iterations] == trains
+    assert [phase(t, total).updates for t in iterations] == trains
     assert [phase(t, total) for t in iterations] == [
-        Weights(1.0, 4.0) if t else Weights(0.0, 0.0) for t in trains
+        Weights(1.0, 4.0) if t else Weights(0.0, 0.0, updates=False) for t in trains
     ]
     assert not any(phase.ascends(t, total) for t in iterations)
     assert [phase.batch_of(t, total) for t in iterations] == list(iterations)
@@ -272,7 +272,7 @@ def test_pause_and_stop_train_until_the_boundary_and_no_further(make, p, total, 
 
 
 def test_plain_training_updates_in_every_iteration():
-    assert all(Descent(2.0).updates(t, 5) for t in range(1, 6)) and Descent(2.0).last_iteration(5) == 5
+    assert all(Descent(2.0)(t, 5).updates for t in range(1, 6)) and Descent(2.0).last_iteration(5) == 5
 
 
 # Options ----------------------------------------------------------------------------------------------------
@@ -402,7 +402,7 @@ def trained(phase, method_name: str, total: int = 12, until: int | None = None) 
         for group in optimizer.param_groups:
             group["lr"] = 0.1 * (1 - (phase.schedule_iteration(t, total) - 1) / total) ** 0.9
         phase.prepare(optimizer, t, total)
-        if not phase.updates(t, total):
+        if not weights.updates:
             continue
         images, labels = toy_batch(phase.batch_of(t, total), num_classes=4)
         labels[(labels > 0) & (labels < 3)] = 0

@@ -19,8 +19,7 @@ from configs.registry import Registry, RegistryError, Settings
 from data import DATASETS
 from engine import checkpoint
 from engine.arguments import REGISTRIES, read_config, without_effect
-from engine.optim import OPTIMIZERS
-from engine.schedules import SCHEDULES
+from engine.optim import OPTIMIZERS, SCHEDULES
 from engine.watch import StoppedBySignal
 from methods import METHODS, PHASES, UPDATES, Method, make_phase
 from metrics.continual import METRICS
@@ -99,16 +98,19 @@ def test_a_file_is_found_and_others_are_left_alone(registry, add_file, tmp_path)
     helper = "raise RuntimeError('no file without a decorator is imported; @register( in a text is none')"
     (tmp_path / registry.package).mkdir()
     (tmp_path / registry.package / "helper.py").write_text(helper)
-    source = f"from configs.registry import Settings\nfrom {holder(registry)} import register\n"
+    decorator = "register_schedule" if registry is SCHEDULES else "register"
+    source = f"from configs.registry import Settings\nfrom {holder(registry)} import {decorator}\n"
     add_file(
         registry,
-        f"{source}\n@register('one_more')\nclass OneMore(base()): pass\n".replace("base()", base(registry)),
+        f"{source}\n@{decorator}('one_more')\nclass OneMore(base()): pass\n".replace(
+            "base()", base(registry)
+        ),
     )
     assert "one_more" in registry and registry["one_more"].__module__ == f"{registry.package}.brought_along"
 
 
 def holder(registry: Registry) -> str:
-    """The module from which files of the registry import `register`."""
+    """The module from which files of the registry import their decorator."""
     modules = (
         "data.dataset",
         "models.backbone",
@@ -117,7 +119,7 @@ def holder(registry: Registry) -> str:
         "methods.updates.plain",
         "methods.averages.none",
         "engine.optim",
-        "engine.schedules",
+        "engine.optim",
         "tracking.tracker",
     )
     by_key = dict(zip([r.key for r in REGISTRIES], modules, strict=True))
@@ -251,9 +253,9 @@ def test_a_schedule(add_file, toy_arguments, tmp_path):
         SCHEDULES,
         """
 import math
-from engine.schedules import register
+from engine.optim import register_schedule
 
-@register("cosine")
+@register_schedule("cosine")
 def cosine(progress, optim):
     return (1 + math.cos(math.pi * progress)) / 2
 """,

@@ -16,9 +16,9 @@ from data.incremental import draw_class
 from data.protocols import PROTOCOLS
 from engine import checkpoint
 from engine.arguments import read_config
+from engine.optim import make_schedule, set_learning_rate
 from engine.ranks import StopRequest, start_ranks
 from engine.run import prepare
-from engine.schedules import make_schedule, set_learning_rate
 from engine.step import step_loader
 from methods import METHODS, PHASES
 

@@ -22,10 +22,9 @@ from data.protocols import Step
 from engine import checkpoint
 from engine import ranks as parallel
 from engine.arguments import REGISTRIES
-from engine.objective import Objective
-from engine.placement import AMP_DTYPES
+from engine.objective import AMP_DTYPES, Objective
+from engine.optim import initial_learning_rate
 from engine.run_folder import RunFolder
-from engine.schedules import initial_learning_rate
 from methods import METHODS, PHASES, UPDATES, AlterSGD, Method, Weights, make_update, register
 from methods.cpr import confidence
 from methods.updates.gradient_penalty import GradientPenalty

@@ -7,7 +7,7 @@ import train
 from engine.watch import Watch
 
 ROOT = Path(train.__file__).parent
-MOST = 23
+MOST = 16
 
 
 def test_one_batch_of_mib_with_altersgd_visits_few_files(toy_arguments, monkeypatch):
@@ -45,3 +45,10 @@ def test_one_batch_of_mib_with_altersgd_visits_few_files(toy_arguments, monkeypa
     assert by_iteration[-2] == batch  # a descent and an ascent
     assert {"data/images.py", "models/segmenter.py", "methods/mib.py", "engine/step.py"} <= batch
     assert len(batch) <= MOST, sorted(batch)
+    document = (ROOT / "docs/architecture.md").read_text(encoding="utf-8")
+    assert f"a batch of MiB with AlterSGD visits {len(batch)} files" in document
+    assert [file for file in sorted(batch) if file not in the_way_of(document)] == []
+
+
+def the_way_of(document: str) -> str:
+    return document.partition("## The way of one batch")[2].partition("\n## ")[0]

@@ -126,13 +126,11 @@ class Pause(AlterSGD):
     """
 
     def __call__(self, iteration: int, total: int) -> Weights:
-        return Weights(1.0, self.lambda_a) if self.updates(iteration, total) else Weights(0.0, 0.0)
+        trains = iteration <= self.boundary(total)
+        return Weights(1.0, self.lambda_a) if trains else Weights(0.0, 0.0, updates=False)
 
     def ascends(self, iteration: int, total: int) -> bool:
         return False
-
-    def updates(self, iteration: int, total: int) -> bool:
-        return iteration <= self.boundary(total)
 
 
 @register("stop")

@@ -44,10 +44,6 @@ class Descent:
         """Where the step ends; the learning rates are those of a step of `total` iterations."""
         return total
 
-    def updates(self, iteration: int, total: int) -> bool:
-        """Return whether the iteration changes the weights, or only passes its images through the network."""
-        return True
-
     def batch_of(self, iteration: int, total: int) -> int:
         """Return which batch of the step's stream (from 1) the iteration trains on."""
         return iteration

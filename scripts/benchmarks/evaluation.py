@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from data import load_dataset, shapes
-from data.incremental import StepDataset, test_table
-from data.loaders import test_loader
+from data.incremental import test_table
+from data.loaders import StepDataset, test_loader
 from data.protocols import IGNORE_INDEX, protocol_steps
 from data.transforms import normalise, test_transform
 from engine.inference import predict

@@ -13,8 +13,9 @@ from PIL import Image
 from torch import Tensor
 
 from data import Dataset, Sample, load_dataset
-from data.incremental import StepDataset, relabel, train_table
+from data.incremental import train_table
 from data.index import build_index
+from data.loaders import StepDataset, relabel
 from data.protocols import protocol_steps
 from data.transforms import MEAN, STD, Draw, normalise, train_transform
 from scripts.benchmarks.measure import (

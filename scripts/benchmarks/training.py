@@ -16,11 +16,10 @@ from data import Dataset
 from data.protocols import Step, protocol_steps
 from engine.arguments import read_config
 from engine.objective import Objective
-from engine.optim import make_optimizer
+from engine.optim import make_optimizer, make_schedule
 from engine.ranks import Ranks, start_ranks, wrap
 from engine.run import Run
 from engine.run_folder import RunFolder
-from engine.schedules import make_schedule
 from engine.step import Training, begin_step, save_step
 from methods import Method, make_method, make_phase, make_update
 from metrics.health import FiniteGuard

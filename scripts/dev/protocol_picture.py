@@ -12,7 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from data.incremental import relabel, select_train, test_table, train_table
+from data.incremental import select_train, test_table, train_table
+from data.loaders import relabel
 from data.protocols import BACKGROUND, IGNORE_INDEX, Step, protocol_steps
 from data.shapes import NUM_CLASSES, draw
 
