@@ -3,9 +3,10 @@
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
+from toys import student_and_teacher
 
 from data.protocols import IGNORE_INDEX
-from methods import METHODS, make_method
+from methods import METHODS, Method, make_method
 from methods.losses import fused
 from methods.losses import plain as losses
 from models import Output, upsample
@@ -13,6 +14,10 @@ from models.upsample import Enlarged, enlarge
 
 SHAPE = (3, 7, 6, 5)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
+# Those whose terms need no more than logits, features and stages; the others are compared with their networks.
+ON_LOGITS = sorted(
+    name for name, method in METHODS.items() if method.learn is Method.learn and method.keep is Method.keep
+)
 
 
 def tensors(num_old: int, dtype: torch.dtype, scale: float = 3.0, seed: int = 0):
@@ -103,7 +108,7 @@ def test_with_one_old_class_it_is_cross_entropy_to_the_last_bit():
         assert all(torch.equal(a, b) for a, b in zip(one, other, strict=True))
 
 
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", ON_LOGITS)
 def test_every_method_is_the_same_with_either(name):
     student, teacher, labels = tensors(4, torch.float64)
     features = torch.randn(2, 3, 8, 4, 4, dtype=torch.float64)
@@ -156,7 +161,7 @@ def objective(method, student, teacher, labels, late: bool, entropy: float = 0.3
 
 @pytest.mark.parametrize("piece", PIECES)
 @pytest.mark.parametrize("mean_over", ["all", "valid"])
-@pytest.mark.parametrize("name", sorted(METHODS))
+@pytest.mark.parametrize("name", ON_LOGITS)
 def test_every_method_has_the_same_terms_and_gradients_from_small_logits(name, mean_over, piece, monkeypatch):
     monkeypatch.setitem(upsample.PIECE, "cpu", PIECES[piece])
     student, teacher, labels = small_tensors(4)
@@ -166,6 +171,27 @@ def test_every_method_has_the_same_terms_and_gradients_from_small_logits(name, m
         method.num_old = 4
         results.append(objective(method, student, teacher, labels, late))
     torch.testing.assert_close(results[1], results[0], rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("name", sorted(METHODS))
+def test_every_method_has_the_same_terms_and_gradients_from_its_networks(name, double_precision):
+    results = []
+    for kind, enlarged in (("plain", True), ("fused", False)):
+        method, student, teacher, batch = student_and_teacher(name, losses=kind)
+        output = student(batch.images, enlarged)
+        target = teacher(batch.images, enlarged) if method.needs_teacher else None
+        if target is not None:
+            batch = batch._replace(labels=method.targets(batch.labels, target))
+        learned = method.learn(output, batch)
+        kept = {} if target is None else method.keep(output, target, batch)
+        loss = learned + 10 * sum(kept.values())
+        total = loss.tensor if isinstance(loss, fused.Pending) else loss
+        gradients = torch.autograd.grad(
+            total, [p for p in student.parameters() if p.requires_grad], allow_unused=True
+        )
+        results.append(({"seg": learned.detach(), **{k: v.detach() for k, v in kept.items()}}, gradients))
+    assert any(gradient is not None and gradient.any() for gradient in results[0][1])
+    torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-10)
 
 
 def test_a_term_that_was_evaluated_in_a_sum_is_not_evaluated_again(monkeypatch):

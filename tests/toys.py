@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import torch
+from conftest import TINY_NETWORK
 from torch import Tensor, nn
 
 from data.protocols import Step
+from methods import Batch, make_method
 from models import Output
+from models.segmenter import build_segmenter
 
 STEPS = (Step(0, (), (1, 2)), Step(1, (1, 2), (3,)), Step(2, (1, 2, 3), (4, 5)))
 
@@ -48,3 +51,44 @@ def weighted_loss(method, weights, model, images, labels, teacher=None) -> Tenso
     return weights.learn * method.segmentation_loss(student.logits, labels) + weights.keep * sum(
         terms.values()
     )
+
+
+def student_and_teacher(name: str, losses: str = "plain", seed: int = 0):
+    """A method in step 1, the two networks it then has, in eval so that they can be compared, and a batch."""
+    torch.manual_seed(seed)
+    method, student = make_method(name, losses=losses), build_segmenter(**TINY_NETWORK)
+    method.steps = STEPS
+    method.add_classifier(student, STEPS[0])
+    method.begin_step(student, STEPS[0])
+    method.review(_outputs(method, student, STEPS[0]))
+    method.end_step(student)
+    teacher = student.frozen_copy()
+    method.add_classifier(student, STEPS[1])
+    method.init_classifier(student)
+    with torch.no_grad():
+        for parameter in student.parameters():
+            parameter.add_(0.05 * torch.randn_like(parameter))
+    method.freeze(student)
+    for network in (student, teacher):
+        method.attach(network, STEPS[1])
+    method.begin_step(student, STEPS[1])
+    method.survey(_outputs(method, teacher, STEPS[1]))
+    images, labels = _images(STEPS[1], 3)
+    return method, student.eval(), teacher, Batch(images, labels)
+
+
+def _images(step: Step, seed: int) -> tuple[Tensor, Tensor]:
+    """Images with the labels of a step: background and its new classes."""
+    generator = torch.Generator().manual_seed(seed)
+    images = torch.randn(2, 3, 32, 32, generator=generator)
+    labels = torch.randint(step.num_new + 1, (2, 32, 32), generator=generator)
+    return images, torch.where(labels > 0, labels + step.num_old - 1, 0)
+
+
+def _outputs(method, network, step):
+    """What `survey` and `review` are given."""
+    method.attach(network, step)
+    with torch.no_grad():
+        for seed in range(2):
+            images, labels = _images(step, seed)
+            yield labels, network.eval()(images)
