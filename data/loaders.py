@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -16,6 +17,7 @@ from torch.utils.data import DataLoader
 
 from data.dataset import DataError, Sample
 from data.images import image_size, read_image, read_mask
+from data.protocols import BACKGROUND, SALIENT
 from data.workers import outlive_signals
 
 Items = list[tuple[int, int]]  # (epoch, position) of each image of a batch
@@ -33,14 +35,21 @@ class StepDataset(torch.utils.data.Dataset):
 
     What `transform` draws at random depends on the seed, the epoch and the image's name, and on nothing else:
     not on the number of workers or ranks, nor on what was loaded before. Without a transform images stay as
-    they are.
+    they are. `saliency` is a folder of maps <name of the image>.png: background where such a map is not 0 is
+    labelled SALIENT.
     """
 
     def __init__(
-        self, samples: Sequence[Sample], table: np.ndarray, transform: Callable | None = None, seed: int = 0
+        self,
+        samples: Sequence[Sample],
+        table: np.ndarray,
+        transform: Callable | None = None,
+        seed: int = 0,
+        saliency: str | None = None,
     ):
         assert table.shape == (256,) and table.dtype == np.uint8
         self.samples, self.table, self.transform, self.seed = samples, table, transform, seed
+        self.saliency = saliency
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -52,13 +61,26 @@ class StepDataset(torch.utils.data.Dataset):
         pixels, mask = read_image(sample.image), read_mask(sample.mask)
         if pixels.shape[:2] != mask.shape:
             raise DataError(f"{sample.mask}: is of another size than {sample.image}; make both the same size")
-        image, labels = torch.from_numpy(pixels).permute(2, 0, 1), torch.from_numpy(relabel(mask, self.table))
+        labelled = relabel(mask, self.table)
+        if self.saliency is not None:
+            labelled = mark_salient(labelled, Path(self.saliency, f"{sample.name}.png"))
+        image, labels = torch.from_numpy(pixels).permute(2, 0, 1), torch.from_numpy(labelled)
         if self.transform is not None:
             with torch.random.fork_rng(devices=[]):
                 # not torch.manual_seed, which would reach the generators of the GPUs as well
                 torch.default_generator.manual_seed(seed_of(self.seed, epoch, sample.name))
                 image, labels = self.transform(image, labels)
         return image.contiguous(), labels.contiguous()
+
+
+def mark_salient(labels: np.ndarray, path: Path) -> np.ndarray:
+    """Return labels in which background that the saliency map shows as an object is SALIENT."""
+    if not path.is_file():
+        raise DataError(f"{path}: no such saliency map; every training image needs one of its own size")
+    salient = read_mask(path)
+    if salient.shape != labels.shape:
+        raise DataError(f"{path}: is of another size than the mask of its image; make both the same size")
+    return np.where((labels == BACKGROUND) & (salient > 0), np.uint8(SALIENT), labels)
 
 
 def seed_of(*facts: int | str) -> int:

@@ -10,6 +10,7 @@ from difflib import get_close_matches
 from data.dataset import DataError
 
 IGNORE_INDEX = 255
+SALIENT = 254  # a label of background pixels that look like an object, for methods that know saliency maps
 BACKGROUND = 0
 
 

@@ -165,6 +165,7 @@ def prepare(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
         results: dict[str, Any] = {
             "config": config.model_dump(mode="json"),
             "protocol": [list(step.new) for step in steps],
+            "remarks": METHODS[config.method.name].remarks(config),
             "classes": list(dataset.class_names),
             "environment": environment(ranks.device, ranks.world),
             "data": {

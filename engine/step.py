@@ -259,6 +259,7 @@ def step_dataset(run: Run, step: Step) -> StepDataset | ReplayDataset:
             train_table(by, config.data.mode, config.data.void, run.dataset.num_classes),
             train_transform(config.data.crop, config.data.scale, config.data.flip),
             seed=config.train.seed,
+            saliency=config.method.options.get("saliency"),
         )
 
     current = labelled(run.train_images[step.index], step)

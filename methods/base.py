@@ -122,6 +122,16 @@ class Method:
         """
         return iter(())
 
+    @classmethod
+    def remarks(cls, config: Any) -> list[str]:
+        """Return what a reader of the results must know before he compares them with others'."""
+        facts = {
+            f"memory of {config.method.memory} images": bool(config.method.memory),
+            "own step 0": not cls.shares_first_step,
+            "knows future classes": cls.knows_future,
+        }
+        return [fact for fact, holds in facts.items() if holds]
+
     def begin_step(self, model: nn.Module, step: Step) -> None:
         """Called with the model as the step starts from it: classes added, classifier initialised."""
         self.num_old = step.num_old

@@ -14,10 +14,9 @@ from models.upsample import Enlarged, enlarge
 
 SHAPE = (3, 7, 6, 5)
 TOLERANCE = {torch.float64: 1e-12, torch.float32: 1e-6}
-# Those whose terms need no more than logits, features and stages; the others are compared with their networks.
-ON_LOGITS = sorted(
-    name for name, method in METHODS.items() if method.learn is Method.learn and method.keep is Method.keep
-)
+# Those whose terms need no more than logits, features and stages; all are compared with their networks too.
+USUAL = Method.learn, Method.keep, Method.add_classifier
+ON_LOGITS = sorted(name for name, m in METHODS.items() if (m.learn, m.keep, m.add_classifier) == USUAL)
 
 
 def tensors(num_old: int, dtype: torch.dtype, scale: float = 3.0, seed: int = 0):
@@ -186,9 +185,8 @@ def test_every_method_has_the_same_terms_and_gradients_from_its_networks(name, d
         kept = {} if target is None else method.keep(output, target, batch)
         loss = learned + 10 * sum(kept.values())
         total = loss.tensor if isinstance(loss, fused.Pending) else loss
-        gradients = torch.autograd.grad(
-            total, [p for p in student.parameters() if p.requires_grad], allow_unused=True
-        )
+        trained = [p for p in student.parameters() if p.requires_grad]
+        gradients = torch.autograd.grad(total, trained, allow_unused=True)
         results.append(({"seg": learned.detach(), **{k: v.detach() for k, v in kept.items()}}, gradients))
     assert any(gradient is not None and gradient.any() for gradient in results[0][1])
     torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-10)
