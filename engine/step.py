@@ -191,7 +191,7 @@ def begin_step(
     torch.manual_seed(config.train.seed * 1000 + step.index)  # alike whoever trained the step before
     losses = "fused" if config.train.losses == "fused" else "plain"
     method = make_method(config.method.name, config.method.cross_entropy, config.method.options, losses)
-    method.steps, teacher = run.steps, None
+    method.steps, method.mode, teacher = run.steps, config.data.mode, None
     if step.index == 0:
         if config.method.also_observe:
             others = [name for name in config.method.also_observe if name != method.name]

@@ -107,6 +107,7 @@ class Method:
     shares_first_step = True
     knows_future = False  # it uses `steps` to know classes that are still to come: tables say so
     steps: Sequence[Step] = ()  # all of the protocol
+    mode: str = "disjoint"  # data.mode: which images a step trains on
     losses = losses  # or methods.losses.fused
     # The published lambda, by protocol where it differs: {"default": 10.0, "15-1": 100.0}.
     strength: float | dict[str, float] = 0.0

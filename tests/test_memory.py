@@ -134,7 +134,7 @@ SHORT = ("train.epochs=1", "run.pictures=0", "train.batch_size=4")
 
 def test_a_memory_that_a_method_does_not_use_is_refused():
     assert (
-        "method.memory: 5 images are kept, but method.name mib uses none; those that do: dkd, mib_augm, ssul"
+        "method.memory: 5 images are kept, but method.name mib uses none; those that do: dkd, mib_augm, ssul, star"
         in error_of("data.root=x", "method.name=mib", "method.memory=5")
     )
 

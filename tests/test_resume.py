@@ -28,10 +28,12 @@ def assert_same_statistics(one: dict, other: dict) -> None:
     """What two step checkpoints hold of importance methods."""
     assert one.keys() == other.keys()
     for method, statistics in one.items():
-        for statistic, tensors in statistics.items():
-            for name, value in tensors.items():
-                found = other[method][statistic][name]
-                assert torch.equal(value, found) if isinstance(value, torch.Tensor) else value == found
+        for statistic, value in statistics.items():
+            found = other[method][statistic]
+            if not isinstance(value, dict):
+                value, found = {statistic: value}, {statistic: found}
+            for name, one in value.items():
+                assert torch.equal(one, found[name]) if isinstance(one, torch.Tensor) else one == found[name]
 
 
 OPTIONS = {
@@ -52,6 +54,9 @@ OPTIONS = {
     ),
     "pi": ("method.name=pi", "phase.name=altersgd", "phase.p=0.5", "phase.from_step=0"),
     "plop": ("method.name=plop", "method.strength=0.01", "phase.name=altersgd", "phase.p=0.5"),
+    "star": ("method.name=star", "phase.name=altersgd", "phase.p=0.5"),
+    "ssul-memory": ("method.name=ssul", "method.memory=4"),
+    "dft": ("method.name=dft", "phase.name=altersgd", "phase.p=0.5"),
     "dkd-memory": ("method.name=dkd", "method.memory=4", "phase.name=altersgd", "phase.p=0.5"),
     "rw": ("method.name=rw", "method.options.every=2", "train.accumulate=2"),
 }
