@@ -317,7 +317,7 @@ def test_what_is_handed_over_is_measured_too(toy_arguments, tmp_path, monkeypatc
 @pytest.mark.slow
 @pytest.mark.parametrize(("kind", "statistics"), [("ema", "recompute"), ("swa", "average")])
 def test_two_ranks_hand_over_the_weights_of_one(kind, statistics, toy_arguments, tmp_path):
-    """Where each rank has norms of its own they differ, but `agree` would raise if what is handed over did."""
+    """Norms of the ranks' own differ, but if what they hand over did, `agree` would raise."""
     options = (*MIB, *MOVING[kind], f"average.options.statistics={statistics}", "train.epochs_later=4")
     for world, name, sync in ((1, "one", "true"), (2, "two", "true"), (2, "apart", "false")):
         arguments = toy_arguments(*options, f"model.sync={sync}", name=name)
