@@ -23,6 +23,8 @@ from metrics.health import find_not_finite
 from models.segmenter import Segmenter, rebuild_segmenter
 
 FOLDER_MARK = 0x10  # in the attributes of a zip record
+# What resume.pt of older versions lacks: nothing that they could train with had such a state.
+NEWER_PARTS = ("update", "average")
 STEP_FACTS = {"step", "classes", "class_ids", "network", "model", "methods", "costs"}
 
 
@@ -243,8 +245,9 @@ def restore_training(
             raise TypeError("its position is no number")
         if position["step"] != step:
             return {}
+        saved = {name: {} for name in NEWER_PARTS} | state["parts"]
         for name, part in parts.items():
-            part.load_state_dict(state["parts"][name])
+            part.load_state_dict(saved[name])
     except (RuntimeError, TypeError, AttributeError, LookupError, ValueError) as error:
         raise CheckpointError(
             f"{path}: not a state inside a step of this run ({type(error).__name__}: {_first_line(error)}); "

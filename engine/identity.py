@@ -230,7 +230,8 @@ def recipe_of(config: Facts, step: int) -> dict[str, dict]:
     for section, idle in (("phase", "descent"), ("update", "plain")):
         if recipe[section]["name"] == idle or step < recipe[section]["from_step"]:
             recipe[section] = {"name": idle}
-    if recipe["average"]["name"] == "none" or step == 0:
+    average = recipe["average"]
+    if average["name"] == "none" or step < average["options"].get("from_step", 1):
         del recipe["average"]  # as in checkpoints from before it existed
     return recipe
 

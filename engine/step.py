@@ -1,7 +1,7 @@
 """One incremental step: from the saved model after the step before to the model after this one."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 
 import torch
@@ -15,6 +15,7 @@ from data.loaders import ReplayDataset, StepDataset, train_loader
 from data.protocols import Step
 from data.transforms import train_transform
 from engine import checkpoint, identity
+from engine.averaging import recompute_statistics
 from engine.objective import Objective, Terms, ask
 from engine.optim import make_optimizer, make_schedule, set_learning_rate
 from engine.probe import Probe, places_of
@@ -52,6 +53,7 @@ class Training:
     scaler: torch.amp.GradScaler
     total: int  # iterations of the step
     schedule: Callable[[float], float]  # of the learning rate
+    average: Average = field(default_factory=Average)
 
     def loop(self, iterations: Iterable[int]) -> Iterator[tuple[int, Terms, Weights, float]]:
         """Train, and yield each iteration when it is done, with its terms,
@@ -65,8 +67,11 @@ class Training:
             phase.prepare(self.optimizer, iteration, total)
             evaluate = self.objective.on_next_batch()
             if weights.updates:
-                terms = self.update(self.model, evaluate, weights, self.scaler.get_scale())
+                scale = self.scaler.get_scale()
+                terms = self.update(self.model, evaluate, weights, scale)
                 terms |= apply_update(self.model, self.optimizer, self.scaler, self.method, weights, lr)
+                if self.scaler.get_scale() >= scale:  # else it has skipped the update
+                    self.average.after_update(self.model, iteration, phase.last_iteration(total))
             else:
                 with torch.no_grad():
                     terms = evaluate(weights, backward=False)
@@ -111,6 +116,7 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
     optimizer = make_optimizer(model, config, step.index, method)
     scaler = torch.amp.GradScaler(ranks.device.type, enabled=config.train.amp == "fp16")
     parts = {"model": model, "method": method, "optimizer": optimizer, "scaler": scaler}
+    parts |= {"update": update, "average": average}
     resumed = checkpoint.restore_training(run.folder.resume_checkpoint, parts, ranks, run.say, step.index)
     done = resumed.get("iteration", 0)
     if done:
@@ -122,16 +128,18 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
     student = wrap(model, ranks)
     objective = Objective(config, ranks, student, teacher, method, update, scaler, iter(loader))
     schedule = make_schedule(config.optim)
-    training = Training(model, method, phase, update, objective, optimizer, scaler, total, schedule)
+    training = Training(model, method, phase, update, objective, optimizer, scaler, total, schedule, average)
     watch = make_watch(run, step, training, teacher, loader, parts, resumed)
     for iteration in training.loop(iterations):
         watch.after(*iteration)
     watch.progress.close()
     agree(model, ranks)
+    method.end_step(model)
+    if type(average) is not Average:
+        hand_over(run, step, model, average)
+        watch.measure("handed over")
     if method.reviews:
         method.review(outputs_of(run, step, model.eval(), "reviewing"))
-    method.end_step(model)
-    average.end_step(model, step)
     updates = sum(phase(iteration, total).updates for iteration in range(1, last + 1))
     costs = {
         "seconds": watch.seconds_spent(),
@@ -227,6 +235,20 @@ def begin_step(
     if run.ranks.rank:
         torch.manual_seed(torch.initial_seed() + 2**32 * run.ranks.rank)  # every rank drops out on its own
     return model, teacher, method
+
+
+def hand_over(run: Run, step: Step, model: Segmenter, average: Average) -> None:
+    """Give the model the weights that the average hands over, alike on all ranks.
+
+    Who asks to stop meanwhile waits for it: a pass without gradients is sooner done than what would be lost.
+    """
+    average.end_step(model, step)
+    if average.stale_statistics:
+        epoch = range(1, run.epoch(step) + 1)
+        loader = step_loader(run, step, iterations=epoch, batch_of=lambda iteration: iteration)
+        shown = tqdm(loader, f"averaging step {step.index}", disable=not run.ranks.is_main, **bar_place())
+        recompute_statistics(model, (images for images, *_ in shown), run.place)
+    agree(model, run.ranks)
 
 
 def step_loader(run: Run, step: Step, *, iterations: range, batch_of: Callable[[int], int]) -> DataLoader:

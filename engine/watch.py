@@ -85,9 +85,14 @@ class Watch:
         return self.seconds + time.monotonic() - self.started
 
     def _measure(self, iteration: int) -> None:
-        place = self.probe.places.get(iteration)
-        if place is None:
+        if iteration in self.probe.places:
+            self.measure(self.probe.places[iteration], iteration)
+
+    def measure(self, place: str, iteration: int | None = None) -> None:
+        """Measure the model as it stands, if the step is measured at all; without an iteration at its end."""
+        if not self.probe.places:
             return
+        iteration = self.last if iteration is None else iteration
         began = time.monotonic()
         self.measured[place] = self.probe(self.model)
         metrics = {f"flatness/{name}": value for name, value in self.measured[place].items()}

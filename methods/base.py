@@ -252,7 +252,7 @@ class Method:
 
     def review(self, images: Iterable[tuple[Tensor, Output]]) -> None:
         """Called after the last iteration of every step, if overridden: one epoch of (labels, output of the
-        trained network in eval), before `end_step`. Under several ranks each sees its own images.
+        network that the step hands over, in eval). Under several ranks each sees its own images.
         """
 
     def end_step(self, model: nn.Module) -> None:

@@ -102,10 +102,14 @@ class RecordedRun:
             return {}
 
     def change_at_the_end(self, metric: str) -> float | None:
-        """Of what run.flatness logged: the value at the end of a step over that at the share p, the mean of
-        later steps."""
+        """Of what run.flatness logged: the value of what a step hands over (its end, unless weights are
+        averaged) over that at the share p, the mean of later steps."""
         logged = [step.get("flatness", {}) for step in self.later_steps]
-        pairs = [[places.get(place, {}).get(metric) for place in ("end", "boundary")] for places in logged]
+        handed_over = [places.get("handed over", places.get("end", {})) for places in logged]
+        pairs = [
+            [last.get(metric), places.get("boundary", {}).get(metric)]
+            for last, places in zip(handed_over, logged, strict=True)
+        ]
         if not pairs or not all(value and value > 0 for pair in pairs for value in pair):
             return None
         return statistics.geometric_mean(end / boundary for end, boundary in pairs)

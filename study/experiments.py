@@ -19,7 +19,10 @@ from study.readings import CONTROLLED_P, CORNERS, PUBLISHED_P, READINGS, SIXTHS,
 THIRTIETHS = (5, 10, 15, 20, 25, 30)  # p
 DEFAULT_THIRTIETHS, PLAIN_THIRTIETHS = 25, 30  # configs/altersgd.yaml; no iteration is left to alternate
 OBSERVERS = ("ewc", "pi", "rw")  # keep statistics of step 0
-RELATED_METHODS = ("altersgd", "consolidate", "sam", "gradient_penalty", "cpr", "stable_sgd")
+RELATED_METHODS = (
+    *("altersgd", "consolidate", "sam", "asam", "f_sam", "c_flat", "gradient_penalty"),
+    *("ema", "swa", "cpr", "stable_sgd"),
+)
 # What the paper leaves open, each choice alone, and then what its theorem supposes.
 THEOREM = ("phase.momentum=off", "phase.batch=same", "phase.lr=hold")
 VARIANTS = (

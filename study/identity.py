@@ -15,14 +15,17 @@ from fractions import Fraction
 from typing import Any, Protocol
 
 from configs.identity import is_offline, is_stable_sgd
+from configs.registry import Registry
 from configs.schema import FREE_KEYS, config_differences
 from engine.identity import class_differences
+from methods import AVERAGES, UPDATES
 from study.paper import CHOICES, DEFAULT_P, METHODS, MIB_STRENGTH_15_1, SETTING
 
 RADIUS = 0.01  # the default of update.radius, which names leave out
 OTHERS = {"PLOP": ("plop", 0.01)}  # not in the paper
 PHASES = {"altersgd": "AlterSGD", "consolidate": "Consolidate", "pause": "Pause", "stop": "Stop"}
-AVERAGES = {"ewf": "EWF"}
+RULES = {"asam": "ASAM", "f_sam": "F-SAM", "c_flat": "C-Flat"}  # update rules with the option rho
+AVERAGED = {"ewf": "EWF", "ema": "EMA", "swa": "SWA"}
 SPEED_KEYS = ("train.channels_last", "train.losses")
 AXES = (
     *("method.name", "method.strength", "method.options", "phase.", "train.seed"),
@@ -62,28 +65,50 @@ def setting_of(config: Mapping[str, Any]) -> Setting:
 
 def _beside(config: Mapping[str, Any]) -> tuple[str, ...]:
     update, optim, names = config["update"], config["optim"], []
-    if update["name"] == "sam":
-        names.append(f"SAM {update['rho']:g}")
-    if update["name"] == "gradient_penalty":
-        radius = f", radius {update['radius']:g}" if update["radius"] != RADIUS else ""
-        names.append(f"gradient penalty {update['penalty']:g}{radius}")
-    if update["name"] != "plain" and update["from_step"] != 1:
-        names[-1] += f" from step {update['from_step']}"
+    if update["name"] != "plain":
+        names.append(_rule(update))
+        if update["from_step"] != 1:
+            names[-1] += f" from step {update['from_step']}"
     if config["method"]["entropy"]:
         names.append(f"CPR {config['method']['entropy']:g}")
     if config["method"]["memory"]:
         names.append(f"memory {config['method']['memory']}")
-    if config["average"]["name"] != "none":
-        names.append(AVERAGES.get(config["average"]["name"], config["average"]["name"]))
-        names[-1] += "".join(
-            f", {key} {value}" for key, value in sorted(config["average"]["options"].items())
-        )
+    average = config["average"]
+    if average["name"] != "none":
+        called = AVERAGED.get(average["name"], average["name"])
+        names.append(_with_options(called, _changed_options(AVERAGES, average)))
     if is_stable_sgd(config):
         dropout, batch = config["model"]["dropout"], config["train"]["batch_size"]
         names.append(
             f"Stable SGD (dropout {dropout:g}, learning rate x {optim['lr_decay']:g}, batch {batch})"
         )
     return tuple(names)
+
+
+def _rule(update: Mapping[str, Any]) -> str:
+    """Return how an update rule is called, with the number that all its runs show: "SAM 0.05"."""
+    name, changed = update["name"], _changed_options(UPDATES, update)
+    if name == "sam":
+        called = f"SAM {update['rho']:g}"
+    elif name == "gradient_penalty":
+        radius = f", radius {update['radius']:g}" if update["radius"] != RADIUS else ""
+        called = f"gradient penalty {update['penalty']:g}{radius}"
+    elif name in RULES:
+        rho = changed.pop("rho", UPDATES[name].Options().model_dump()["rho"])
+        called = f"{RULES[name]} {rho:g}"
+    else:
+        called = name
+    return _with_options(called, changed)
+
+
+def _changed_options(registry: Registry, chosen: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options that are no default; all that are given for what this version does not know."""
+    usual = registry[chosen["name"]].Options().model_dump() if chosen["name"] in registry else {}
+    return {key: value for key, value in sorted(chosen["options"].items()) if usual.get(key) != value}
+
+
+def _with_options(name: str, options: Mapping[str, Any]) -> str:
+    return ", ".join([name, *(f"{key} {value}" for key, value in options.items())])
 
 
 def _setting_of(config: Mapping[str, Any]) -> Setting:

@@ -201,7 +201,7 @@ def test_a_shared_step_0_is_nobodys_in_particular():
 
 
 def test_an_unknown_average_lists_the_choices():
-    assert "average.name: 'ewff' is not one of ewf, none" in error_of("average.name=ewff")
+    assert "average.name: 'ewff' is not one of ema, ewf, none, swa" in error_of("average.name=ewff")
 
 
 def test_an_average_of_ones_own_is_one_file(add_file, toy_arguments, tmp_path):  # noqa: F811

@@ -213,7 +213,10 @@ def test_the_optimizer_is_that_of_a_run(toy_arguments, tmp_path, monkeypatch):
     assert ours | {"lr": None} == shipped | {"lr": None}
 
 
-@pytest.mark.parametrize(("update", "passes"), [("plain", 1), ("sam", 2), ("gradient_penalty", 3)])
+@pytest.mark.parametrize(
+    ("update", "passes"),
+    [("plain", 1), ("sam", 2), ("gradient_penalty", 3), ("asam", 2), ("f_sam", 2), ("c_flat", 4)],
+)
 def test_an_iteration_evaluates_as_often_as_its_update_rule(update, passes, tmp_path):
     trainee = training.variant(
         training.begin(str(tmp_path), "method.name=mib", *training.QUICK), update=update
@@ -234,7 +237,7 @@ def test_the_report_finds_the_time_of_every_related_method():
     ]
     names = {short_name(read_config(overlays).model_dump()) for overlays in arguments}
     measured = {measurement.what for measurement in training.updates(Options(quick=True, repeats=1))}
-    assert measured == {f"{name} / plain mib" for name in names} and len(names) == 7
+    assert measured == {f"{name} / plain mib" for name in names} and len(names) == 12
 
 
 def test_times_of_different_batches_are_compared_by_the_image(monkeypatch):

@@ -21,7 +21,7 @@ from engine import checkpoint
 from engine.arguments import REGISTRIES, read_config, without_effect
 from engine.optim import OPTIMIZERS, SCHEDULES
 from engine.watch import StoppedBySignal
-from methods import METHODS, PHASES, UPDATES, Method, make_phase
+from methods import AVERAGES, METHODS, PHASES, UPDATES, Method, make_phase
 from metrics.continual import METRICS
 from models import BACKBONES
 from scripts import compare, report
@@ -145,7 +145,11 @@ def test_an_option_without_a_default_is_refused():
 )
 def test_every_shipped_file_is_accepted_and_means_what_it_did(path, tmp_path):
     config = load_config([path], ["data.root=/nowhere"], REGISTRIES)
-    assert config.phase.options == config.update.options == {} and config.run.tracker == ("tensorboard",)
+    assert config.phase.options == {} and config.run.tracker == ("tensorboard",)
+    # An overlay may write the defaults out, so that they are stored with the results.
+    assert config.update.options in ({}, UPDATES[config.update.name].Options().model_dump())
+    average = AVERAGES[config.average.name].Options().model_dump()
+    assert config.average.options.items() <= average.items()
     assert config == load_config([path], ["data.root=/nowhere"])
     (tmp_path / "again.yaml").write_text(dump_config(config))
     assert load_config([tmp_path / "again.yaml"], (), REGISTRIES) == config

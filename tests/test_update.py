@@ -21,15 +21,19 @@ from configs import ConfigError, load_config, yaml_core
 from data.protocols import Step
 from engine import checkpoint
 from engine import ranks as parallel
-from engine.arguments import REGISTRIES
+from engine.arguments import REGISTRIES, read_config
 from engine.objective import AMP_DTYPES, Objective
 from engine.optim import initial_learning_rate
 from engine.run_folder import RunFolder
 from methods import METHODS, PHASES, UPDATES, AlterSGD, Method, Weights, make_update, register
 from methods.cpr import confidence
+from methods.updates.asam import ASAM
+from methods.updates.c_flat import CFlat
+from methods.updates.f_sam import FSAM
 from methods.updates.gradient_penalty import GradientPenalty
 from methods.updates.sam import SAM
 from scripts.benchmarks import training
+from study.identity import label, setting_of
 from study.plan import PRESETS, State, list_jobs, look_at
 
 CONFIGS = Path(train.__file__).parent / "configs"
@@ -37,6 +41,15 @@ TINY = (*training.QUICK, "data.crop=32", "model.output_stride=8", "model.dilatio
 SMOOTH = ("train.losses=plain", "optim.nesterov=false", "optim.momentum=0", "optim.weight_decay=0")
 DESCENT, ASCENT = Weights(1.0, 10.0), Weights(-1.0, 10.0)
 STANDSTILL = Weights(0.0, 0.0)
+# Made anew for every test: F-SAM remembers.
+MAKERS = {
+    "sam": lambda: SAM(0.05),
+    "gradient_penalty": lambda: GradientPenalty(0.1, 0.01),
+    "asam": ASAM,
+    "f_sam": FSAM,
+    "c_flat": CFlat,
+}
+with_every_rule = pytest.mark.parametrize("make", MAKERS.values(), ids=MAKERS)
 
 
 @pytest.fixture
@@ -133,14 +146,14 @@ def test_sam_without_a_distance_is_plain(begin, double_precision):
     assert near / nearer == pytest.approx(10, rel=0.1)
 
 
-@pytest.mark.parametrize("rule", [SAM(0.05), GradientPenalty(0.1, 0.01)], ids=["sam", "gradient_penalty"])
+@with_every_rule
 @pytest.mark.parametrize("norm", ["abn", "abn_lean", "iabn"])
-def test_a_rule_leaves_the_weights_and_counts_every_image_once(rule, norm, begin):
+def test_a_rule_leaves_the_weights_and_counts_every_image_once(make, norm, begin):
     if norm == "iabn":
         pytest.importorskip("inplace_abn")
     trainee = begin(f"model.norm={norm}")
     twin = copy.deepcopy(trainee.model.state_dict())
-    apply(trainee, rule)
+    apply(trainee, make())
     after = copy.deepcopy(trainee.model.state_dict())
     parameters = dict(trainee.model.named_parameters())
     assert all(torch.equal(after[name], twin[name]) for name in parameters)
@@ -151,9 +164,9 @@ def test_a_rule_leaves_the_weights_and_counts_every_image_once(rule, norm, begin
         assert name in parameters or not torch.equal(after[name], twin[name])  # the statistics did move
 
 
-@pytest.mark.parametrize("rule", [SAM(0.05), GradientPenalty(0.1, 0.01)], ids=["sam", "gradient_penalty"])
-def test_no_gradient_is_no_nan(rule, begin):
-    trainee = begin()
+@with_every_rule
+def test_no_gradient_is_no_nan(make, begin):
+    trainee, rule = begin(), make()
     assert all(g.isfinite().all() for g in apply(trainee, rule, STANDSTILL).values())
     trainee.batches = cycle([(trainee.batch[0], torch.full_like(trainee.batch[1], 255))])  # l_seg = 0
     gradients = apply(trainee, rule, Weights(1.0, 0.0)).values()
@@ -184,13 +197,184 @@ def test_an_overflow_skips_the_update_and_training_goes_on(update, toy_arguments
     assert all(tensor.isfinite().all() for tensor in model.values())
 
 
-@pytest.mark.parametrize("rule", [SAM(0.05), GradientPenalty(0.1, 0.01)], ids=["sam", "gradient_penalty"])
-def test_a_scale_changes_nothing_but_the_scale(rule, begin, double_precision):
+@with_every_rule
+def test_a_scale_changes_nothing_but_the_scale(make, begin, double_precision):
+    """Twice, for what a rule remembers must not be scaled either."""
+    trainee, rule, scaled_rule = begin(), make(), make()
+    trainee.batches = cycle([trainee.batch, other_batch(trainee.batch, 1)])
+    expected = [apply(trainee, rule).values() for _ in range(2)]
+    for scale, gradients in zip((2.0**10, 2.0**9), expected, strict=True):
+        trainee.scaler = torch.amp.GradScaler("cpu", init_scale=scale)
+        scaled = [g / scale for g in apply(trainee, scaled_rule).values()]
+        assert difference(scaled, gradients) < 1e-9 * length(gradients)
+
+
+# ------------------------------------------------------------------------------------- ASAM, F-SAM and C-Flat
+
+
+def along(direction: list[Tensor], distance: float) -> list[Tensor]:
+    return [distance / length(direction) * d for d in direction]
+
+
+def plus(one: list[Tensor], other: list[Tensor], factor: float = 1.0) -> list[Tensor]:
+    return [a + factor * b for a, b in zip(one, other, strict=True)]
+
+
+def slow_asam(trainee, batches, weights: Weights, rho: float, eta: float) -> list[Tensor]:
+    here = slow_gradient(trainee, batches, weights)
+    sizes = [
+        p.detach().abs() + eta if "weight" in name else torch.ones_like(p)
+        for name, p in trainee.model.named_parameters()
+    ]
+    norm = length([t * g for t, g in zip(sizes, here, strict=True)])
+    shift = [rho * t * t * g / norm for t, g in zip(sizes, here, strict=True)]
+    return slow_gradient(trainee, batches, weights, shift)
+
+
+def slow_c_flat(trainee, batches, weights: Weights, rho: float, weight: float) -> list[Tensor]:
+    g0 = slow_gradient(trainee, batches, weights)
+    g1 = slow_gradient(trainee, batches, weights, along(g0, rho))
+    d = along(plus(g1, g0, -1), rho)
+    g2 = slow_gradient(trainee, batches, weights, d)
+    g3 = slow_gradient(trainee, batches, weights, plus(d, along(g2, rho)))
+    return [a + weight * (c - b) for a, b, c in zip(g1, g2, g3, strict=True)]
+
+
+@pytest.mark.parametrize("parts", [1, 2])
+@pytest.mark.parametrize("weights", [DESCENT, ASCENT], ids=["descent", "ascent"])
+@pytest.mark.parametrize("name", ["asam", "c_flat"])
+def test_a_rule_is_its_formula(name, weights, parts, begin, double_precision):
+    trainee = begin(f"train.accumulate={parts}")
+    batches = [trainee.batch, other_batch(trainee.batch, 1)][:parts]
+    trainee.batches = cycle(batches)
+    if name == "asam":
+        rule, expected = ASAM(rho=0.3, eta=0.02), slow_asam(trainee, batches, weights, 0.3, 0.02)
+    else:
+        rule, expected = CFlat(rho=0.1, weight=0.3), slow_c_flat(trainee, batches, weights, 0.1, 0.3)
+    found = list(apply(trainee, rule, weights).values())
+    assert difference(found, expected) < 1e-9 * length(expected)
+    sam = slow_sam(trainee, batches, weights, rule.options.rho)
+    assert difference(expected, sam) > 1e-3 * length(sam)
+
+
+def test_c_flat_without_its_second_part_is_sam(begin, double_precision):
     trainee = begin()
-    expected = apply(trainee, rule).values()
-    trainee.scaler = torch.amp.GradScaler("cpu", init_scale=2.0**10)
-    scaled = [g / 2**10 for g in apply(trainee, rule).values()]
-    assert difference(scaled, expected) < 1e-9 * length(expected)
+    sam = apply(trainee, SAM(0.1)).values()
+    assert difference(apply(trainee, CFlat(rho=0.1, weight=0.0)).values(), sam) < 1e-12 * length(sam)
+
+
+@pytest.mark.parametrize("sigma", [1.0, 0.5])
+def test_f_sam_climbs_by_the_noise_around_an_average_for_each_objective(sigma, begin, double_precision):
+    """Five updates of other images, of which two are ascents."""
+    trainee, rule, averages = begin(), FSAM(rho=0.1, sigma=sigma, decay=0.8), {}
+    trainee.batches = iter(batches := [other_batch(trainee.batch, i) for i in range(5)])
+    for batch, weights in zip(batches, (DESCENT, DESCENT, ASCENT, DESCENT, ASCENT), strict=True):
+        here = slow_gradient(trainee, [batch], weights)
+        old = averages.get(weights)
+        climb = here if old is None else plus(here, old, -sigma)
+        averages[weights] = here if old is None else plus([0.8 * m for m in old], here, 0.2)
+        expected = slow_gradient(trainee, [batch], weights, along(climb, 0.1))
+        found = apply(trainee, rule, weights).values()
+        assert difference(found, expected) < 1e-9 * length(expected)
+    for weights, average in averages.items():
+        assert difference(rule.averages[weights], average) < 1e-9 * length(average)
+
+
+def test_what_overflows_does_not_enter_the_average_of_f_sam(begin):
+    trainee, rule = begin(), FSAM()
+    apply(trainee, rule)
+    before = [m.clone() for m in rule.averages[DESCENT]]
+    trainee.scaler = torch.amp.GradScaler("cpu", init_scale=math.inf)
+    apply(trainee, rule)
+    assert all(torch.equal(a, b) for a, b in zip(rule.averages[DESCENT], before, strict=True))
+
+
+def test_asam_does_not_see_rescaled_layers():
+    """w1 * 3 and w2 / 3 are the same network: its neighbour has the same loss, SAM's has not."""
+
+    def of_rescaled(rule, factor: float) -> tuple[list[Tensor], float]:
+        torch.manual_seed(0)
+        net = nn.Sequential(nn.Linear(3, 6, bias=False), nn.LeakyReLU(), nn.Linear(6, 4, bias=False)).double()
+        with torch.no_grad():
+            net[0].weight *= factor
+            net[2].weight /= factor
+        inputs, targets, losses = torch.randn(20, 3).double(), torch.randint(4, (20,)), []
+
+        def evaluate(weights: Weights, *, local: bool = False) -> dict[str, Tensor]:
+            loss = nn.functional.cross_entropy(net(inputs), targets)
+            loss.backward()
+            losses.append(loss.item())
+            return {}
+
+        rule(net, evaluate, DESCENT, 1.0)
+        return [factor * net[0].weight.grad, net[2].weight.grad / factor], losses[-1]
+
+    (plain, loss), (rescaled, other) = (of_rescaled(ASAM(rho=0.5, eta=0.0), factor) for factor in (1, 3))
+    assert difference(plain, rescaled) < 1e-12 * length(plain)
+    assert loss == pytest.approx(other, rel=1e-12)
+    assert of_rescaled(SAM(0.5), 1)[1] != pytest.approx(of_rescaled(SAM(0.5), 3)[1], rel=0.05)
+
+
+ALTERNATING = ("method.name=mib", "phase.name=altersgd", "phase.p=0.25", "run.tracker=none", "run.pictures=0")
+
+
+def test_f_sam_resumes_with_the_same_bits(toy_arguments, tmp_path, monkeypatch):
+    """And would not without its average."""
+    options = ("update.name=f_sam", *ALTERNATING)
+    walk_until(toy_arguments(*options, name="whole"))
+    assert stop_and_go(toy_arguments(*options, name="pieces"), 2) > 2
+    monkeypatch.setattr(FSAM, "load_state_dict", lambda self, state: None)
+    stop_and_go(toy_arguments(*options, name="forgetful"), 2)
+    whole, pieces, forgetful = (
+        checkpoint.load(tmp_path / f"runs/{n}/step_1.pt")["model"] for n in ("whole", "pieces", "forgetful")
+    )
+    assert all(torch.equal(whole[name], pieces[name]) for name in whole)
+    assert not all(torch.equal(whole[name], forgetful[name]) for name in whole)
+
+
+@pytest.mark.parametrize("update", ["sam", "f_sam"])
+def test_a_state_inside_a_step_from_before_rules_kept_one(update, toy_arguments, tmp_path, capsys):
+    """It is read for rules that keep nothing, and refused for one that misses its own."""
+    arguments = toy_arguments(f"update.name={update}", *ALTERNATING)
+    with pytest.raises(parallel.StoppedBySignal):
+        walk_until(arguments, 5)
+    file = tmp_path / "runs/run/resume.pt"
+    state = checkpoint.load(file)
+    assert state["position"]["step"] == 1
+    assert state["parts"].pop("average") == {} and (state["parts"].pop("update") == {}) == (update == "sam")
+    assert state["parts"].keys() == {"model", "method", "optimizer", "scaler"}
+    checkpoint.save(state, file)
+    if update == "f_sam":
+        assert train.main(arguments) == 2
+        assert (
+            "resume.pt: not a state inside a step of this run (KeyError: 'averages'"
+            in capsys.readouterr().err
+        )
+        return
+    assert train.main(arguments) == 0
+    walk_until(toy_arguments(f"update.name={update}", *ALTERNATING, name="whole"))
+    whole, pieces = (checkpoint.load(tmp_path / f"runs/{n}/step_1.pt")["model"] for n in ("whole", "run"))
+    assert all(torch.equal(whole[name], pieces[name]) for name in whole)
+
+
+@pytest.mark.parametrize(
+    ("options", "called"),
+    [
+        (("configs/asam.yaml",), "ASAM 0.5"),
+        (("update.name=asam", "update.options.rho=1.0", "update.options.eta=0.0"), "ASAM 1, eta 0.0"),
+        (("configs/f_sam.yaml",), "F-SAM 0.05"),
+        (
+            ("update.name=f_sam", "update.options.decay=0.6", "update.from_step=2"),
+            "F-SAM 0.05, decay 0.6 from step 2",
+        ),
+        (("configs/c_flat.yaml",), "C-Flat 0.2"),
+        (("update.name=c_flat",), "C-Flat 0.2"),  # as the overlay says it
+    ],
+)
+@pytest.mark.usefixtures("at_the_root")
+def test_tables_call_the_rules_by_their_numbers(options, called):
+    config = read_config(["configs/methods/mib.yaml", "data.root=x", *options]).model_dump()
+    assert label(setting_of(config), "15-1") == f"MiB + {called}"
 
 
 # ------------------------------------------------------------------------------------------- gradient penalty
@@ -294,7 +478,11 @@ def test_a_rule_begins_at_its_step_and_unknown_ones_are_refused():
         make_update("samm", step=1, **settings)
 
 
-@pytest.mark.parametrize("rule", [SAM(1e-12), GradientPenalty(0.1, 1e-6)], ids=["sam", "gradient_penalty"])
+@pytest.mark.parametrize(
+    "rule",
+    [SAM(1e-12), GradientPenalty(0.1, 1e-6), ASAM(rho=1e-12), FSAM(rho=1e-12), CFlat(rho=1e-12)],
+    ids=lambda rule: type(rule).__name__,
+)
 def test_all_evaluations_of_an_update_drop_the_same(rule, begin, double_precision):
     trainee = begin("model.dropout=0.5", *SMOOTH)
     before = torch.get_rng_state()
@@ -306,7 +494,7 @@ def test_all_evaluations_of_an_update_drop_the_same(rule, begin, double_precisio
     assert torch.equal(torch.get_rng_state(), after)
     # Another mask would change the gradient by its own length, and the difference of two by that over the
     # radius.
-    allowed = 1e-6 if isinstance(rule, SAM) else 100
+    allowed = 100 if isinstance(rule, GradientPenalty) else 1e-6
     assert difference(found.values(), plain.values()) < allowed * length(plain.values())
 
 
@@ -327,7 +515,13 @@ def test_the_rule_is_part_of_the_name_and_its_cost_of_the_results(toy_arguments,
 
 # ---------------------------------------------------------------------------------------------- several ranks
 
-RULES = {"sam": {"rho": 0.1}, "gradient_penalty": {"penalty": 0.3, "radius": 1e-3}}
+RULES = {
+    "sam": {"rho": 0.1},
+    "gradient_penalty": {"penalty": 0.3, "radius": 1e-3},
+    "asam": {"options.rho": 0.3, "options.eta": 0.01},
+    "c_flat": {"options.rho": 0.1, "options.weight": 0.3},
+    "f_sam": {"options.rho": 0.1},
+}
 
 
 def rank_of_rules(rank: int, world: int, port: int, folder: Path) -> None:
@@ -353,6 +547,8 @@ def rank_of_rules(rank: int, world: int, port: int, folder: Path) -> None:
                 trainee.batches = cycle(rank_batches(trainee.batch, rank, parts))
                 if not sync:
                     found[update, parts] = apply(trainee, trainee.update)
+                    if update == "f_sam":  # from the second update on it climbs by the noise
+                        found[update, parts] = apply(trainee, trainee.update)
                 if sync and rank == 1:  # a rank with nothing to learn must not leave the others waiting
                     trainee.batches = cycle([(trainee.batch[0], torch.full_like(trainee.batch[1], 255))])
                 for _ in range(2):
@@ -374,11 +570,20 @@ def test_ranks_climb_apart_and_agree(tmp_path, begin, double_precision):
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     trainee = begin("train.batch_size=4")
     for (update, parts), gradients in found[0].items():
-        alone = []
-        for rank in range(2):
-            batches = rank_batches(trainee.batch, rank, parts)
+        alone, settings = [], RULES[update]
+        batches_of = [rank_batches(trainee.batch, rank, parts) for rank in range(2)]
+        for batches in batches_of:
             if update == "sam":
-                alone.append(slow_sam(trainee, batches, DESCENT, RULES["sam"]["rho"]))
+                alone.append(slow_sam(trainee, batches, DESCENT, settings["rho"]))
+            elif update == "asam":
+                alone.append(slow_asam(trainee, batches, DESCENT, *settings.values()))
+            elif update == "c_flat":
+                alone.append(slow_c_flat(trainee, batches, DESCENT, *settings.values()))
+            elif update == "f_sam":
+                here = slow_gradient(trainee, batches, DESCENT)
+                both = zip(*(slow_gradient(trainee, theirs, DESCENT) for theirs in batches_of), strict=True)
+                noise = [g - (a + b) / 2 for g, (a, b) in zip(here, both, strict=True)]
+                alone.append(slow_gradient(trainee, batches, DESCENT, along(noise, 0.1)))
             else:
                 c, radius = RULES["gradient_penalty"].values()
                 here = slow_gradient(trainee, batches, Weights(1.0, 0.0))
@@ -507,6 +712,24 @@ def test_impossible_values_are_refused(wrong):
         load_config([], [wrong], REGISTRIES)
 
 
+@pytest.mark.parametrize(
+    ("name", "wrong"),
+    [
+        *(("update.name=asam", f"update.options.{wrong}") for wrong in ("rho=0", "eta=-1", "sigma=1")),
+        *(("update.name=f_sam", f"update.options.{wrong}") for wrong in ("rho=0", "sigma=-1", "decay=1")),
+        *(("update.name=c_flat", f"update.options.{wrong}") for wrong in ("rho=0", "weight=-1")),
+        *(("average.name=ema", f"average.options.{wrong}") for wrong in ("decay=1", "from_step=-1")),
+        *(
+            ("average.name=swa", f"average.options.{wrong}")
+            for wrong in ("share=0", "every=0", "statistics=no")
+        ),
+    ],
+)
+def test_impossible_options_are_refused(name, wrong):
+    with pytest.raises(ConfigError, match=wrong.partition("=")[0]):
+        load_config([], [name, wrong], REGISTRIES)
+
+
 # --------------------------------------------------------------------------------------------------- overlays
 
 
@@ -515,6 +738,8 @@ def test_impossible_values_are_refused(wrong):
     [
         ("sam", {"update"}),
         ("gradient_penalty", {"update"}),
+        *((rule, {"update"}) for rule in ("asam", "f_sam", "c_flat")),
+        *((average, {"average"}) for average in ("ewf", "ema", "swa")),
         ("cpr", {"method"}),
         ("stable_sgd", {"model", "optim", "train"}),
     ],

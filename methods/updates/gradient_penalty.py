@@ -22,7 +22,16 @@ import torch
 from torch import nn
 
 from methods.base import Weights
-from methods.updates.plain import Evaluate, Terms, Update, moved, register, same_statistics, take_gradients
+from methods.updates.plain import (
+    Evaluate,
+    Terms,
+    Update,
+    give_gradients,
+    moved,
+    register,
+    same_statistics,
+    take_gradients,
+)
 
 SEGMENTATION_ONLY = Weights(learn=1.0, keep=0.0)
 
@@ -45,6 +54,5 @@ class GradientPenalty(Update):
         change = take_gradients(model)
         torch._foreach_sub_(change, here)  # radius * H g / ||g||, times the scale
         torch._foreach_mul_(change, 2 * self.penalty * length / (scale * self.radius))
-        for p, gradient in zip((p for p in model.parameters() if p.requires_grad), change, strict=True):
-            p.grad = gradient
+        give_gradients(model, change)
         return evaluate(weights)

@@ -1,12 +1,14 @@
 """How the gradient of an update is formed. The plain rule evaluates the objective once,
 where the model stands.
 
-Other rules (sam.py, gradient_penalty.py) evaluate it several times and in other places, on the same images
+Other rules (the files beside this one) evaluate it several times and in other places, on the same images
 and with the same dropout. They know neither method nor phase, so every rule runs with every method under
-every phase. An `Evaluate` adds the gradient of weights.learn * l_seg + weights.keep * R to `p.grad` and
-returns the terms by name; with `local` the ranks do not exchange what was added until the next evaluation
-that is not: what `p.grad` holds by then is averaged with it. A rule evaluates equally often on all ranks,
-whatever their gradients are: synchronised norms wait for each other.
+every phase. What one keeps from update to update (f_sam.py) is saved with the run.
+
+An `Evaluate` adds the gradient of weights.learn * l_seg + weights.keep * R to `p.grad` and returns the terms
+by name; with `local` the ranks do not exchange what was added until the next evaluation that is not: what
+`p.grad` holds by then is averaged with it. A rule evaluates equally often on all ranks, whatever their
+gradients are: synchronised norms wait for each other.
 
 What a method adds in `after_backward` (the pull of EWC, PI and RW) is no part of it: that comes after the
 rule, in closed form.
@@ -59,6 +61,17 @@ class Update:
         """
         return evaluate(weights)
 
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed step needs of the updates before: tensors, numbers, lists and dicts of them.
+
+        That of the first rank is saved, so all ranks must have the same.
+        """
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        if state:
+            raise ValueError(f"this update rule keeps no state, but the checkpoint holds {sorted(state)}")
+
 
 def make_update(
     name: str, *, step: int, from_step: int, options: Mapping[str, Any] | None = None, **settings: float
@@ -87,22 +100,30 @@ def take_gradients(model: nn.Module) -> list[Tensor]:
     return taken
 
 
+def give_gradients(model: nn.Module, gradients: list[Tensor]) -> None:
+    """Put into `p.grad` what `take_gradients` took: the next evaluation adds to it."""
+    for p, gradient in zip((p for p in model.parameters() if p.requires_grad), gradients, strict=True):
+        p.grad = gradient
+
+
 def norm_of(tensors: list[Tensor]) -> float:
     """Return the norm of all tensors as one vector; it is infinite or NaN where an entry is."""
     return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors))).item()
 
 
 @contextmanager
-def moved(model: nn.Module, direction: list[Tensor], distance: float) -> Iterator[float]:
+def moved(
+    model: nn.Module, direction: list[Tensor], distance: float, length: float | None = None
+) -> Iterator[float]:
     """The model `distance` further along `direction`, whose length is handed out; afterwards back,
     bit for bit.
 
-    It stays where it is if there is no way to go: a length of 0, or one that is not finite (an overflow in
-    fp16, which the next evaluation meets again).
+    The `length` may be measured otherwise, as ASAM does. The model stays where it is if there is no way to
+    go: a length of 0, or one that is not finite (an overflow in fp16, which the next evaluation meets again).
     """
     parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
     kept = [p.detach().clone() for p in parameters]
-    length = norm_of(direction)
+    length = norm_of(direction) if length is None else length
     if 0 < length < math.inf:
         with torch.no_grad():
             torch._foreach_add_(parameters, direction, alpha=distance / length)

@@ -21,7 +21,7 @@ from engine.ranks import Ranks, start_ranks, wrap
 from engine.run import Run
 from engine.run_folder import RunFolder
 from engine.step import Training, begin_step, save_step
-from methods import Method, make_method, make_phase, make_update
+from methods import UPDATES, Method, make_average, make_method, make_phase, make_update
 from metrics.health import FiniteGuard
 from models.segmenter import Segmenter, build_segmenter
 from scripts.benchmarks.measure import Measurement, Options, Target, interleave, ratio, timed
@@ -102,6 +102,8 @@ class Trainee:
         options = config.phase.model_dump()
         self.phase = make_phase(step=step, strength=config.method.strength, epoch=1, **options)
         self.update = make_update(step=step, **config.update.model_dump())
+        average = make_average(**config.average.model_dump())
+        average.begin_step(model, run.steps[-1])
         self.optimizer = make_optimizer(model, config, step, method)
         self.scaler = torch.amp.GradScaler(run.ranks.device.type, enabled=False)
         self.student, self.guard = wrap(model, run.ranks), FiniteGuard()
@@ -120,6 +122,7 @@ class Trainee:
             self.scaler,
             TOTAL,
             make_schedule(config.optim),
+            average,
         )
         self.loop = training.loop(count(LATE + 1))
         if teacher is not None and method.surveys:
@@ -163,6 +166,7 @@ def variant(
     *,
     phase: str = "descent",
     update: str = "plain",
+    average: str = "none",
     entropy: float = 0.0,
     method: Method | None = None,
 ) -> Trainee:
@@ -171,6 +175,7 @@ def variant(
     changes = {
         "phase": config.phase.model_copy(update={"name": phase}),
         "update": config.update.model_copy(update={"name": update}),
+        "average": config.average.model_copy(update={"name": average}),
         "method": config.method.model_copy(update={"entropy": entropy}),
     }
     run = replace(trainee.run, config=config.model_copy(update=changes))
@@ -219,8 +224,8 @@ def updates(options: Options) -> list[Measurement]:
     """Return an iteration of MiB with each method related to AlterSGD, and of PLOP,
     against a plain one of MiB, on the size of a recipe.
 
-    The phases are inside of their iterations. PLOP's survey before a step, an epoch of its teacher, is not
-    counted.
+    The phases are inside of their iterations. PLOP's survey before a step, an epoch of its teacher, and the
+    norm statistics of EMA and SWA after one, an epoch without gradients, are not counted.
     """
     recipe = QUICK if options.quick else (options.recipe, "model.pretrained=null")
     with tempfile.TemporaryDirectory() as folder:
@@ -231,8 +236,8 @@ def updates(options: Options) -> list[Measurement]:
         "plain": plain,
         "mib + altersgd": variant(plain, phase="altersgd"),
         "mib + consolidate": variant(plain, phase="consolidate"),
-        "mib + sam": variant(plain, update="sam"),
-        "mib + gradient_penalty": variant(plain, update="gradient_penalty"),
+        **{f"mib + {name}": variant(plain, update=name) for name in UPDATES if name != "plain"},
+        **{f"mib + {name}": variant(plain, average=name) for name in ("ema", "swa")},
         "mib + cpr": variant(plain, entropy=BETA),
         "mib + stable_sgd": stable,
         "plop": plop,
