@@ -8,6 +8,7 @@ for, is part of l_seg.
 
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from itertools import groupby
 from typing import Any
 
 import torch
@@ -113,13 +114,32 @@ class Objective:
         if remembered is None or type(self.method).memory_loss is Method.memory_loss:
             return self.segmentation_loss(logits, labels)
         losses = {False: self.segmentation_loss, True: self.method.memory_loss}
-        places = {kind: (remembered == kind).nonzero()[:, 0].to(labels.device) for kind in losses}
-        terms = [
-            loss(logits[places[kind]], labels[places[kind]]) * (len(places[kind]) / len(labels))
-            for kind, loss in losses.items()
-            if len(places[kind])
-        ]
+        terms = []
+        for kind, loss in losses.items():
+            own = stretches(remembered, kind)
+            if own:
+                own_labels = joined(labels, own)
+                terms.append(loss(joined(logits, own), own_labels) * (len(own_labels) / len(labels)))
         return sum(terms[1:], terms[0])
+
+
+def stretches(flags: Tensor, kind: bool) -> list[slice]:
+    """Return where the images of one kind stand in a batch.
+
+    Slices, because an index would be copied to the device, and its backward pass adds up in any order there.
+    """
+    found, first = [], 0
+    for flag, images in groupby(flags.tolist()):
+        last = first + len(list(images))
+        if flag == kind:
+            found.append(slice(first, last))
+        first = last
+    return found
+
+
+def joined(x: Tensor, places: list[slice]) -> Tensor:
+    parts = [x[place] for place in places]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 def ask(teacher: Segmenter, images: Tensor, place: Placement, enlarged: bool = True) -> Output:
