@@ -10,6 +10,7 @@ does.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
@@ -93,8 +94,16 @@ def normalise(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return a uint8 batch (B, 3, H, W) with zero mean and unit variance over ImageNet,
     computed in float32.
     """
-    mean, std = (torch.tensor(values, device=images.device).view(3, 1, 1) * 255 for values in (MEAN, STD))
+    mean, std = _statistics(images.device, torch.get_default_dtype())
     return ((images.float() - mean) / std).to(dtype)
+
+
+@lru_cache
+def _statistics(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Return mean and deviation of bytes. Made once: numbers that go to a GPU wait for all it has to do."""
+    with torch.inference_mode(False):  # evaluation may ask first
+        mean, std = (torch.tensor(values, dtype=dtype, device=device) for values in (MEAN, STD))
+        return mean.view(3, 1, 1) * 255, std.view(3, 1, 1) * 255
 
 
 def _v2() -> Any:

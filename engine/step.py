@@ -201,9 +201,6 @@ def begin_step(
     method = make_method(config.method.name, config.method.cross_entropy, config.method.options, losses)
     method.steps, method.mode, teacher = run.steps, config.data.mode, None
     if step.index == 0:
-        if config.method.also_observe:
-            others = [name for name in config.method.also_observe if name != method.name]
-            method = WithObservers(method, [make_method(name) for name in others])
         try:
             model = build_segmenter(**config.model.architecture, group=run.sync_group).to(run.ranks.device)
         except ValueError as error:
@@ -222,7 +219,9 @@ def begin_step(
         method.init_classifier(model)
         method.freeze(model)
     method.attach(model, step)
-    model.rule = METHODS[config.method.name].rule(step.num_classes)
+    if step.index == 0 and config.method.also_observe:
+        others = [name for name in config.method.also_observe if name != method.name]
+        method = WithObservers(method, [make_method(name) for name in others])
     model.dropout = config.model.dropout
     model = run.place.arrange(model).train()
     average.begin_step(model, step)

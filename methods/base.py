@@ -12,8 +12,10 @@ So every method runs under every phase, resuming needs no phase state, and all r
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import groupby
 from typing import Any, Literal, NamedTuple, Protocol, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from configs.registry import Conflicts, Registry, Settings
@@ -157,6 +159,7 @@ class Method:
         """Ask a network, student or teacher, for what the method reads in this step."""
         network.returns_stages = self.needs_stages and step.index > 0
         network.extra_outputs = self.outputs if type(self).outputs is not Method.outputs else None
+        network.rule = self.rule(step.num_classes)
 
     @classmethod
     def scores(cls, logits: Tensor, num_classes: int) -> Tensor:
@@ -204,13 +207,13 @@ class Method:
         if batch.remembered is None or type(self).memory_loss is Method.memory_loss:
             return self.segmentation_loss(student.logits, batch.labels)
         losses = {False: self.segmentation_loss, True: self.memory_loss}
-        places = {kind: (batch.remembered == kind).nonzero()[:, 0].to(batch.labels.device) for kind in losses}
-        terms = [
-            loss(student.logits[places[kind]], batch.labels[places[kind]])
-            * (len(places[kind]) / len(batch.labels))
-            for kind, loss in losses.items()
-            if len(places[kind])
-        ]
+        terms = []
+        for kind, loss in losses.items():
+            own = stretches(batch.remembered, kind)
+            if own:
+                labels = joined(batch.labels, own)
+                share = len(labels) / len(batch.labels)
+                terms.append(loss(joined(student.logits, own), labels) * share)
         return sum(terms[1:], terms[0])
 
     def keep(self, student: Output, teacher: Output, batch: Batch) -> dict[str, Tensor]:
@@ -272,6 +275,25 @@ class Method:
         """
         state = self.state_dict()
         return {self.name: state} if state else {}
+
+
+def stretches(flags: Tensor, kind: bool) -> list[slice]:
+    """Return where the images of one kind stand in a batch.
+
+    Slices, because an index would be copied to the device, and its backward pass adds up in any order there.
+    """
+    found, first = [], 0
+    for flag, images in groupby(flags.tolist()):
+        last = first + len(list(images))
+        if flag == kind:
+            found.append(slice(first, last))
+        first = last
+    return found
+
+
+def joined(x: Tensor, places: list[slice]) -> Tensor:
+    parts = [x[place] for place in places]
+    return parts[0] if len(parts) == 1 else torch.cat(parts)
 
 
 class WithObservers(Method):

@@ -23,7 +23,6 @@ m is part of the checkpoint inside a step (resume.pt), and begins anew in every 
 The cost is two gradient evaluations per update; the teacher passes once.
 """
 
-import math
 from typing import Annotated, Any
 
 import torch
@@ -68,7 +67,7 @@ class FSAM(Update):
         average = self.averages.get(weights)
         if average is not None:
             torch._foreach_sub_(climb, average, alpha=self.options.sigma)
-        if norm_of(whole) < math.inf:
+        if scale == 1.0 or norm_of(whole).isfinite():  # only fp16, whose scale is not 1, overflows and waits
             if average is None:
                 self.averages[weights] = whole
             else:

@@ -14,7 +14,6 @@ What a method adds in `after_backward` (the pull of EWC, PI and RW) is no part o
 rule, in closed form.
 """
 
-import math
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -106,27 +105,31 @@ def give_gradients(model: nn.Module, gradients: list[Tensor]) -> None:
         p.grad = gradient
 
 
-def norm_of(tensors: list[Tensor]) -> float:
-    """Return the norm of all tensors as one vector; it is infinite or NaN where an entry is."""
-    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors))).item()
+def norm_of(tensors: list[Tensor]) -> Tensor:
+    """Return the norm of all tensors as one vector, on their device: no host waits for it.
+
+    It is infinite or NaN where an entry is.
+    """
+    return torch.linalg.vector_norm(torch.stack(torch._foreach_norm(tensors)))
 
 
 @contextmanager
 def moved(
-    model: nn.Module, direction: list[Tensor], distance: float, length: float | None = None
-) -> Iterator[float]:
+    model: nn.Module, direction: list[Tensor], distance: float, length: Tensor | None = None
+) -> Iterator[Tensor]:
     """The model `distance` further along `direction`, whose length is handed out; afterwards back,
     bit for bit.
 
-    The `length` may be measured otherwise, as ASAM does. The model stays where it is if there is no way to
-    go: a length of 0, or one that is not finite (an overflow in fp16, which the next evaluation meets again).
+    The `length` may be measured otherwise, as ASAM does. The model stays where it is if the length is 0. A
+    direction that is not finite (an overflow in fp16) leaves weights that are not finite either until they
+    are back, and so are the gradients taken there: the scaler skips the update.
     """
     parameters: list[Tensor] = [p for p in model.parameters() if p.requires_grad]
     kept = [p.detach().clone() for p in parameters]
     length = norm_of(direction) if length is None else length
-    if 0 < length < math.inf:
-        with torch.no_grad():
-            torch._foreach_add_(parameters, direction, alpha=distance / length)
+    factor = torch.where(length > 0, distance / length, 0.0)
+    with torch.no_grad():
+        torch._foreach_add_(parameters, torch._foreach_mul(direction, factor))
     try:
         yield length
     finally:

@@ -71,6 +71,7 @@ def begin_last_step(run: Run) -> tuple[Segmenter, Segmenter | None, Method]:
         method.steps = run.steps
         for step in earlier:
             method.add_classifier(model, step)
+        method.attach(model, earlier[-1])
         method.begin_step(model, earlier[-1])
         method.end_step(model)
         save_step(run, earlier[-1], model, method, costs={})
