@@ -35,7 +35,7 @@ import engine.step
 from configs.schema import Config
 from engine.arguments import read_config
 from engine.evaluation import evaluate
-from engine.placement import Placement
+from engine.objective import Placement
 from engine.ranks import Ranks, be_deterministic
 from engine.run import Run, prepare
 from engine.watch import Watch

@@ -23,7 +23,7 @@ from engine.run_folder import RunFolder
 from engine.step import Training, begin_step, save_step
 from methods import UPDATES, Method, make_average, make_method, make_phase, make_update
 from metrics.health import FiniteGuard
-from models.segmenter import Segmenter, build_segmenter
+from models.segmenter import Output, Segmenter, build_segmenter
 from scripts.benchmarks.measure import Measurement, Options, Target, interleave, ratio, timed
 
 TOTAL = 1_000_000  # iterations of a step: enough for any number of repeats
@@ -71,11 +71,20 @@ def begin_last_step(run: Run) -> tuple[Segmenter, Segmenter | None, Method]:
         method.steps = run.steps
         for step in earlier:
             method.add_classifier(model, step)
-        method.attach(model, earlier[-1])
-        method.begin_step(model, earlier[-1])
+            method.attach(model, step)
+            method.begin_step(model, step)
+            if method.reviews:
+                method.review([random_outputs(run, model, step)])
         method.end_step(model)
         save_step(run, earlier[-1], model, method, costs={})
     return begin_step(run, last)
+
+
+def random_outputs(run: Run, model: Segmenter, step: Step) -> tuple[Tensor, Output]:
+    """Labels of a step and what the model gives for noise: statistics of which only the shape matters."""
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        return torch.randint(step.num_old, step.num_classes, (2, 64, 64)), model.eval()(images)
 
 
 def make_batch(run: Run) -> tuple[Tensor, ...]:
