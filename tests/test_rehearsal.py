@@ -14,9 +14,9 @@ from conftest import mostly_slow
 from rehearsal import META, NOT_DETERMINISTIC, Finding, Rehearsal, rehearse, seen, settings
 
 from data.transforms import normalise
-from engine.objective import joined, stretches
 from engine.optim import OPTIMIZERS
 from methods import AVERAGES, METHODS, PHASES, UPDATES, Update
+from methods.base import joined, stretches
 from methods.mib import MiB
 from models.backbone import BACKBONES
 from models.segmenter import Segmenter
