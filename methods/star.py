@@ -119,10 +119,19 @@ class STAR(DKD):
         if generator is not None:
             generator.manual_seed(self.updates)
         rank, world = (dist.get_rank(), dist.get_world_size()) if is_distributed() else (0, 1)
-        classes = self.drawn[rank::world].to(like.device, non_blocking=True)
-        mu, sigma, norms = (t.to(like)[classes] for t in (self.prototypes, self.noise, self.norms))
+        self._go_to(like.device)
+        classes = self.drawn[rank::world]
+        mu, sigma, norms = (t[classes].to(like.dtype) for t in (self.prototypes, self.noise, self.norms))
         e, more = torch.randn(2, *mu.shape, generator=generator, device=like.device, dtype=like.dtype)
         return (mu + sigma * e) * (norms[:, :1] + norms[:, 1:] * more)
+
+    def _go_to(self, device: torch.device) -> None:
+        """Keep what every iteration uses on the device: it is copied there once a step."""
+        assert self.drawn is not None
+        if self.drawn.device != device:
+            self.drawn = self.drawn.to(device)
+            for name in ("prototypes", "noise", "norms"):
+                setattr(self, name, getattr(self, name).to(device))
 
     def learn(self, student, batch) -> Tensor:
         first = self.num_old
@@ -152,7 +161,8 @@ class STAR(DKD):
         new = torch.arange(self.num_old, self.step.num_classes, device=labels.device)
         where = enlarge((labels[:, None] == new[:, None, None]).to(hidden.dtype), size)
         centres = torch.einsum("bkhw,bchw->kc", where, F.normalize(hidden, dim=1))
-        gaps = F.normalize(centres, dim=1)[:, None] - self.prototypes.to(hidden)[None]
+        self._go_to(hidden.device)
+        gaps = F.normalize(centres, dim=1)[:, None] - self.prototypes.to(hidden.dtype)[None]
         return (1 / gaps.square().sum(dim=2).clamp(min=1e-12).sqrt().amin(dim=1)).mean()
 
     def after_backward(self, model: Any, weights, learning_rate: float) -> dict[str, Tensor]:
@@ -185,7 +195,8 @@ class STAR(DKD):
         first = self.step.index == 0
         new = {"prototypes": mu, "noise": sigma, "norms": torch.cat([norm / n, spread], dim=1)}
         for name, value in new.items():
-            setattr(self, name, value.float() if first else torch.cat([getattr(self, name), value.float()]))
+            value = value.float()
+            setattr(self, name, value if first else torch.cat([getattr(self, name).cpu(), value]))
         before = background.float()[None] if first else self.numbers
         self.numbers = torch.cat([before, number[:, 0].float()])
 

@@ -142,11 +142,16 @@ class Segmenter(nn.Module):
     def frozen_copy(self) -> Segmenter:
         """Return a copy in eval mode, without gradients and without a process group."""
         groups = (getattr(module, "group", None) for module in self.modules())
-        # A process group cannot be copied; the memo tells deepcopy to put None in its place. What belongs
-        # to the method stays the method's.
-        memo: dict[int, Any] = {id(group): None for group in groups if group is not None}
-        memo |= {id(theirs): theirs for theirs in (self.rule, self.extra_outputs) if theirs is not None}
-        return copy.deepcopy(self, memo).eval().requires_grad_(False)
+        # A process group cannot be copied; the memo tells deepcopy to put None in its place.
+        copied = copy.deepcopy(self, {id(group): None for group in groups if group is not None})
+        return copied.eval().requires_grad_(False)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Segmenter:
+        """Copy all but what belongs to the method."""
+        memo |= {id(theirs): theirs for theirs in (self.rule, self.extra_outputs)}
+        copied = memo[id(self)] = self.__class__.__new__(self.__class__)
+        copied.__dict__ = copy.deepcopy(self.__dict__, memo)
+        return copied
 
     def teacher(self) -> Segmenter:
         """Return a frozen copy that says the same faster; its parameters are others,

@@ -1,5 +1,6 @@
 """What a method may ask of the network, the optimizer, the data and the evaluation, beyond two losses."""
 
+import copy
 import json
 import sys
 
@@ -67,8 +68,9 @@ def test_a_frozen_copy_leaves_the_methods_hooks_where_they_are():
     model, method = network(3), make_method("dkd")
     method.keepsake = torch.zeros(3)
     model.extra_outputs, model.rule = method.outputs, METHODS["dkd"].rule(3)
-    copied = model.frozen_copy()
-    assert copied.extra_outputs.__self__ is method and copied.rule is model.rule
+    for copied in (model.frozen_copy(), copy.deepcopy(model)):
+        assert copied.extra_outputs.__self__ is method and copied.rule is model.rule
+        assert copied.head is not model.head
 
 
 def test_deep_and_further_classifiers_are_built_again_from_their_outline():
