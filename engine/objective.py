@@ -78,10 +78,7 @@ class Objective:
         self.evaluations = update.evaluations
         self.segmentation_loss: Callable[..., Any] = method.segmentation_loss
         self.retention_losses: Callable[..., Any] = method.retention_losses
-        # The fused losses enlarge the logits themselves, a piece at a time. Several threads of a CPU would
-        # wait for each other at every piece, which takes longer by far than it saves.
-        in_pieces = ranks.device.type != "cpu" or torch.get_num_threads() == 1
-        self.enlarged = not (config.train.losses == "fused" and in_pieces)
+        self.enlarged = config.train.losses != "fused"  # the fused losses enlarge them, a piece at a time
         if config.train.losses == "compiled":
             self.segmentation_loss = torch.compile(method.segmentation_loss)
             self.retention_losses = torch.compile(method.retention_losses)
