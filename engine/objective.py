@@ -76,10 +76,7 @@ class Objective:
         self.evaluations = update.evaluations
         self.learn: Callable[..., Any] = method.learn
         self.keep: Callable[..., Any] = method.keep
-        # The fused losses enlarge the logits themselves, a piece at a time. Several threads of a CPU would
-        # wait for each other at every piece, which takes longer by far than it saves.
-        in_pieces = ranks.device.type != "cpu" or torch.get_num_threads() == 1
-        self.enlarged = not (config.train.losses == "fused" and in_pieces)
+        self.enlarged = config.train.losses != "fused"  # the fused losses enlarge them, a piece at a time
         if config.train.losses == "compiled":
             self.learn, self.keep = torch.compile(method.learn), torch.compile(method.keep)
 

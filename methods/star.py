@@ -206,9 +206,10 @@ class STAR(DKD):
         return state | position | ({} if self.drawn is None else {"drawn": self.drawn})
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for name in (*STATISTICS, "updates", "extra_background"):
-            setattr(self, name, state[name])
-        self.drawn = state.get("drawn")
+        for name in STATISTICS:
+            setattr(self, name, state[name].cpu())
+        self.updates, self.extra_background = state["updates"], state["extra_background"]
+        self.drawn = state["drawn"].cpu() if "drawn" in state else None
 
     def handover(self) -> dict[str, dict[str, Any]]:
         return {self.name: self.state_dict()}

@@ -4,14 +4,17 @@ deterministic on every device and faster; and work on enlarged maps by pieces.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
+
+T = TypeVar("T")
 
 
 @lru_cache(maxsize=256)
@@ -105,7 +108,7 @@ class Enlarged(Late):
         return enlarge(self.small, (self.shape[-2], self.shape[-1]))
 
 
-PIECE = {"cpu": 1_000_000}  # scores that are worked on at once: they stay in the cache of a core
+PIECE = {"cpu": 500_000}  # scores that are worked on at once: they stay in the cache of a core
 LARGE_PIECE = 1 << 26  # elsewhere: a quarter of a gigabyte, and few kernels
 
 
@@ -116,12 +119,28 @@ class Maps:
         self.source, self.shape = scores, scores.shape
         self.scores = scores.detach()
 
+    def walk(self, visit: Callable[[slice, slice], T]) -> list[T]:
+        """Return what `visit` gives for the images and rows of each piece.
+
+        The threads of a CPU work on pieces side by side: on one piece together they would wait for each other
+        after every operator, for as long as another process keeps one of them from running.
+        """
+        threads = torch.get_num_threads()
+        if self.source.device.type != "cpu" or threads == 1:
+            return [visit(*piece) for piece in self.pieces()]
+        torch.set_num_threads(1)  # of the operators
+        try:
+            return list(_workers(threads).map(lambda piece: visit(*piece), self.pieces()))
+        finally:
+            torch.set_num_threads(threads)
+
     def pieces(self) -> Iterator[tuple[slice, slice]]:
-        """Images and rows of each piece: several images, one, or a strip of one."""
+        """Images and rows of each piece: several images, one, or a strip of one; pieces are about equal."""
         num_images, num_classes, height, width = self.shape
         at_once = PIECE.get(self.source.device.type, LARGE_PIECE)
         images = max(1, at_once // (num_classes * height * width))
-        strips = -(-num_classes * height * width // at_once) if images == 1 else 1
+        images = -(-num_images // -(-num_images // images))
+        strips = -(-num_classes * height * width // at_once)
         rows = -(-height // strips)
         for first in range(0, num_images, images):
             for top in range(0, height, rows):
@@ -138,6 +157,11 @@ class Maps:
 
     def of_source(self, gradient: Tensor) -> Tensor:
         return gradient
+
+
+@lru_cache(maxsize=1)
+def _workers(threads: int) -> ThreadPoolExecutor:
+    return ThreadPoolExecutor(threads)  # kept: new threads would take new memory in every iteration
 
 
 class EnlargedMaps(Maps):

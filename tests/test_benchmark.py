@@ -19,6 +19,7 @@ from data.incremental import train_table
 from data.loaders import StepDataset
 from data.transforms import normalise, train_transform
 from engine.arguments import read_config
+from methods.losses import fused
 from methods.losses import plain as plain_losses
 from metrics.confusion import ConfusionMatrix
 from models.norm import ABN
@@ -33,6 +34,7 @@ MEASUREMENTS = {  # rows of each part with --quick
     "updates": 7,
     "losses": 6,
     "head": 4,
+    "threads": 2,
     "labels": 1,
     "loading": 9,
     "index": 2,
@@ -147,6 +149,8 @@ def test_the_head_is_measured_against_the_same_gradient():
     tensors = head.example(2, 6, 64)
     before, now = head.gradient_before(*tensors), head.gradient_now(*tensors)
     torch.testing.assert_close(now / before.abs().max(), before / before.abs().max(), rtol=0, atol=1e-6)
+    whole = head.gradient_of_whole(fused, *tensors)
+    torch.testing.assert_close(now / before.abs().max(), whole / before.abs().max(), rtol=0, atol=1e-6)
 
 
 def test_the_pipeline_over_pil_gives_the_images_of_ours(images):

@@ -1,5 +1,7 @@
 """The fused losses against the plain ones: values and gradients, in every layout and for far logits."""
 
+from threading import Barrier
+
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -190,6 +192,60 @@ def test_every_method_has_the_same_terms_and_gradients_from_its_networks(name, d
         results.append(({"seg": learned.detach(), **{k: v.detach() for k, v in kept.items()}}, gradients))
     assert any(gradient is not None and gradient.any() for gradient in results[0][1])
     torch.testing.assert_close(results[1], results[0], rtol=1e-9, atol=1e-10)
+
+
+@pytest.fixture
+def two_threads():
+    torch.set_num_threads(2)
+    yield
+    torch.set_num_threads(1)
+
+
+@pytest.mark.parametrize("piece", PIECES)
+def test_several_threads_give_the_bits_of_one(piece, monkeypatch, two_threads):
+    monkeypatch.setitem(upsample.PIECE, "cpu", PIECES[piece])
+    student, teacher, labels = small_tensors(4, torch.float32)
+    method = make_method("mib", losses="fused")
+    method.num_old = 4
+    results = []
+    for threads in (2, 1):
+        torch.set_num_threads(threads)
+        results.append(objective(method, student, teacher, labels, late=True))
+        assert torch.get_num_threads() == threads
+    torch.testing.assert_close(*results, rtol=0, atol=0)
+
+
+def test_the_threads_of_a_cpu_have_pieces_of_their_own(monkeypatch, two_threads):
+    monkeypatch.setitem(upsample.PIECE, "cpu", 7 * 11 * 9)
+    both_are_here = Barrier(2, timeout=60)
+
+    def visit(images, rows):
+        if images.start < 2:
+            both_are_here.wait()
+        assert torch.get_num_threads() == 1  # of the operators
+        return images.start
+
+    assert upsample.maps(torch.zeros(3, 7, 11, 9)).walk(visit) == [0, 1, 2]
+    assert torch.get_num_threads() == 2
+
+
+def test_an_error_in_a_piece_is_an_error_of_the_walk(two_threads):
+    with torch.inference_mode(), pytest.raises(ZeroDivisionError):
+        upsample.maps(torch.zeros(3, 7, 11, 9)).walk(lambda images, rows: 1 / 0)
+    assert torch.get_num_threads() == 2
+
+
+@pytest.mark.parametrize(
+    ("shape", "sizes"), [((16, 21, 64, 64), {(4, 64)}), ((2, 21, 512, 512), {(1, 43), (1, 39)})]
+)
+def test_pieces_are_about_equal(shape, sizes):
+    scores = torch.zeros(1).expand(shape)
+    pieces = list(upsample.maps(scores).pieces())
+    assert {tuple(scores[images, 0, rows].shape[:2]) for images, rows in pieces} == sizes
+    seen = torch.zeros(shape[0], shape[2])
+    for images, rows in pieces:
+        seen[images, rows] += 1
+    assert (seen == 1).all()
 
 
 def test_a_term_that_was_evaluated_in_a_sum_is_not_evaluated_again(monkeypatch):

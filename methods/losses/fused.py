@@ -362,13 +362,15 @@ def evaluate(scores: Maps, terms: Sequence[tuple[float, Term]], with_gradient: b
         raise ValueError(f"terms with {divisions} old classes cannot be evaluated together")
     num_old = divisions.pop()
     gradient = scores.empty_gradient() if with_gradient else None
-    values = [scores.source.new_zeros(()) for _ in terms]
-    for images, rows in scores.pieces():
+
+    def visit(images: slice, rows: slice) -> Tensor:
         piece = Piece(scores.piece(images, rows), num_old)
-        for number, (weight, term) in enumerate(terms):
-            values[number] += term.visit(piece, images, rows, weight)
+        values = [term.visit(piece, images, rows, weight) for weight, term in terms]
         if gradient is not None:
             scores.put(gradient, images, rows, piece.gradient())
+        return torch.stack(values)
+
+    values = sum(scores.walk(visit), scores.source.new_zeros(len(terms)))
     for (_, term), value in zip(terms, values, strict=True):
         term.value = value
     return None if gradient is None else scores.of_source(gradient)

@@ -11,6 +11,7 @@ PARTS: dict[str, Callable[[Options], list[Measurement]]] = {
     "updates": training.updates,
     "losses": losses.losses,
     "head": head.head,
+    "threads": head.threads,
     "labels": inputs.labels,
     "loading": inputs.loading,
     "index": inputs.index,

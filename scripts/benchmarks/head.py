@@ -1,21 +1,23 @@
 """The loss head, the folded teacher, and the iteration they are part of, against what was there before them.
 
-One thread, and seconds of the process: what else runs on the machine does not count.
+One thread, and seconds of the process: what else runs on the machine does not count. Several threads, the
+part `threads`, are measured by the clock.
 """
 
 import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 from unittest import mock
 
 import torch
 from torch import Tensor
 
 from data.protocols import IGNORE_INDEX, protocol_steps
-from methods.losses import fused
+from methods.losses import fused, plain
 from models.segmenter import Segmenter, build_segmenter
-from models.upsample import Enlarged
+from models.upsample import Enlarged, Maps, enlarge
 from scripts.benchmarks import former
 from scripts.benchmarks.losses import KEEP
 from scripts.benchmarks.measure import (
@@ -27,6 +29,7 @@ from scripts.benchmarks.measure import (
     interleave,
     peak_bytes,
     ratio,
+    timed,
     torch_threads,
 )
 from scripts.benchmarks.training import QUICK, Trainee, begin
@@ -34,6 +37,8 @@ from scripts.benchmarks.training import QUICK, Trainee, begin
 STRIDE = 16
 # Images, classes, side; how much faster it shall be.
 SIZES = ((8, 21, 256, 2.0), (2, 21, 512, 2.0), (4, 151, 512, 1.3))
+# With several threads: images, classes, side, stride of the quickstart, the CPU recipe and the paper's crop.
+SIZES_FOR_THREADS = ((16, 21, 64, 8), (12, 21, 128, 16), (2, 21, 512, 16))
 STEPS = protocol_steps("voc", "15-1")[:2]
 
 
@@ -54,10 +59,10 @@ def process_seconds(action: Callable[[], object]) -> Callable[[], float]:
 # ----------------------------------------------------------------------------------------------------- losses
 
 
-def example(images: int, classes: int, side: int) -> tuple[Tensor, Tensor, Tensor]:
+def example(images: int, classes: int, side: int, stride: int = STRIDE) -> tuple[Tensor, Tensor, Tensor]:
     """Small logits of student and teacher, and labels: background, the new class, some void."""
     generator = torch.Generator().manual_seed(0)
-    small = side // STRIDE
+    small = side // stride
     logits = torch.randn(images, classes, small, small, generator=generator).requires_grad_()
     teacher = torch.randn(images, classes - 1, small, small, generator=generator)
     values = torch.tensor([0, 0, 0, classes - 1, classes - 1, IGNORE_INDEX])
@@ -78,6 +83,41 @@ def gradient_now(small: Tensor, small_teacher: Tensor, labels: Tensor) -> Tensor
     segmentation = fused.unbiased_cross_entropy(logits, labels, num_old)  # type: ignore[arg-type]  # as good as a tensor
     loss = segmentation + KEEP * fused.unbiased_distillation(logits, teacher)  # type: ignore[arg-type]
     return torch.autograd.grad(loss.tensor, small)[0]  # type: ignore[attr-defined]
+
+
+def gradient_of_whole(losses: Any, small: Tensor, small_teacher: Tensor, labels: Tensor) -> Tensor:
+    """The same from logits of full size, whose operators all threads share."""
+    size, num_old = (labels.shape[1], labels.shape[2]), small_teacher.shape[1]
+    logits, teacher = enlarge(small, size), enlarge(small_teacher, size)
+    with mock.patch.object(Maps, "walk", piece_by_piece):
+        segmentation = losses.unbiased_cross_entropy(logits, labels, num_old)
+        loss = segmentation + KEEP * losses.unbiased_distillation(logits, teacher)
+        return torch.autograd.grad(loss, small)[0]
+
+
+def piece_by_piece(scores: Maps, visit: Callable[[slice, slice], Tensor]) -> list[Tensor]:
+    return [visit(*piece) for piece in scores.pieces()]
+
+
+def threads(options: Options) -> list[Measurement]:
+    """MiB's two terms with as many threads as torch has been given: in the head each works on pieces of its
+    own.
+    """
+    measurements = []
+    for images, classes, side, stride in ((1, 5, 32, 16),) if options.quick else SIZES_FOR_THREADS:
+        tensors = example(images, classes, side, stride)
+        actions = {
+            "fused": partial(gradient_of_whole, fused, *tensors),
+            "plain": partial(gradient_of_whole, plain, *tensors),
+            "head": partial(gradient_now, *tensors),
+        }
+        samples = interleave({name: timed(a) for name, a in actions.items()}, options.times(31))
+        what = f"{torch.get_num_threads()} threads, {images}x{classes}x{side}x{side}: head faster than"
+        measurements += [
+            ratio(f"{what} fused losses of whole logits", samples, "fused", "head", Target(low=1.0)),
+            ratio(f"{what} plain losses", samples, "plain", "head", Target(low=1.0)),
+        ]
+    return measurements
 
 
 def losses(options: Options) -> list[Measurement]:
