@@ -1,7 +1,7 @@
 """One incremental step: from the saved model after the step before to the model after this one."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -55,7 +55,7 @@ class Training:
     scaler: torch.amp.GradScaler
     total: int  # iterations of the step
     schedule: Callable[[float], float]  # of the learning rate
-    average: Average = field(default_factory=Average)
+    average: Average | None = None  # who hears of every update; None: the last weights are handed over
 
     def loop(self, iterations: Iterable[int]) -> Iterator[tuple[int, Terms, Weights, float]]:
         """Train, and yield each iteration when it is done, with its terms,
@@ -72,7 +72,7 @@ class Training:
                 scale = self.scaler.get_scale()
                 terms = self.update(self.model, evaluate, weights, scale)
                 terms |= apply_update(self.model, self.optimizer, self.scaler, self.method, weights, lr)
-                if self.scaler.get_scale() >= scale:  # else it has skipped the update
+                if self.average is not None and self.scaler.get_scale() >= scale:  # else it was skipped
                     self.average.after_update(self.model, iteration, phase.last_iteration(total))
             else:
                 with torch.no_grad():
@@ -130,14 +130,17 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
     student = wrap(model, ranks)
     objective = Objective(config, ranks, student, teacher, method, update, scaler, iter(loader))
     schedule = make_schedule(config.optim)
-    training = Training(model, method, phase, update, objective, optimizer, scaler, total, schedule, average)
+    averaging = None if type(average) is Average else average
+    training = Training(
+        model, method, phase, update, objective, optimizer, scaler, total, schedule, averaging
+    )
     watch = make_watch(run, step, training, teacher, loader, parts, resumed)
     for iteration in training.loop(iterations):
         watch.after(*iteration)
     watch.progress.close()
     agree(model, ranks)
     method.end_step(model)
-    if type(average) is not Average:
+    if averaging is not None:
         hand_over(run, step, model, average)
         watch.measure("handed over")
     updates = sum(phase.updates(iteration, total) for iteration in range(1, last + 1))
