@@ -53,7 +53,7 @@ class Training:
     scaler: torch.amp.GradScaler
     total: int  # iterations of the step
     schedule: Callable[[float], float]  # of the learning rate
-    average: Average | None = None  # that looks at the weights after each update
+    average: Average | None = None  # who hears of every update; None: the last weights are handed over
 
     def loop(self, iterations: Iterable[int]) -> Iterator[tuple[int, Terms, Weights, float]]:
         """Train, and yield each iteration when it is done, with its terms,
@@ -128,15 +128,17 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
     student = wrap(model, ranks)
     objective = Objective(config, ranks, student, teacher, method, update, scaler, iter(loader))
     schedule = make_schedule(config.optim)
-    averages = None if type(average) is Average else average  # none hands over the weights as they are
-    training = Training(model, method, phase, update, objective, optimizer, scaler, total, schedule, averages)
+    averaging = None if type(average) is Average else average
+    training = Training(
+        model, method, phase, update, objective, optimizer, scaler, total, schedule, averaging
+    )
     watch = make_watch(run, step, training, teacher, loader, parts, resumed)
     for iteration in training.loop(iterations):
         watch.after(*iteration)
     watch.progress.close()
     agree(model, ranks)
     method.end_step(model)
-    if averages is not None:
+    if averaging is not None:
         hand_over(run, step, model, average)
         watch.measure("handed over")
     if method.reviews:

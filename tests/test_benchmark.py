@@ -229,7 +229,7 @@ def test_an_iteration_evaluates_as_often_as_its_update_rule(update, passes, tmp_
     for name, model in (("student", trainee.model), ("teacher", trainee.teacher)):
         model.register_forward_pre_hook(lambda *_, name=name: counts.update({name: counts[name] + 1}))
     trainee.iterate()
-    assert counts == {"student": passes, "teacher": 1}
+    assert counts == {"student": passes, "teacher": 1} and trainee.update.evaluations == passes
 
 
 @pytest.mark.slow

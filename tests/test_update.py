@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import torch.distributed as dist
 import torch.multiprocessing as multiprocessing
 from conftest import walk_until
 from test_distributed import become_rank, free_port
@@ -29,7 +30,7 @@ from methods import METHODS, PHASES, UPDATES, AlterSGD, Method, Weights, make_up
 from methods.cpr import confidence
 from methods.updates.asam import ASAM
 from methods.updates.c_flat import CFlat
-from methods.updates.f_sam import FSAM
+from methods.updates.f_sam import FSAM, signs_of
 from methods.updates.gradient_penalty import GradientPenalty
 from methods.updates.sam import SAM
 from scripts.benchmarks import training
@@ -277,16 +278,24 @@ def test_f_sam_climbs_by_the_noise_around_an_average_for_each_objective(sigma, b
         found = apply(trainee, rule, weights).values()
         assert difference(found, expected) < 1e-9 * length(expected)
     for weights, average in averages.items():
-        assert difference(rule.averages[weights], average) < 1e-9 * length(average)
+        assert difference(rule.averages[signs_of(weights)], average) < 1e-9 * length(average)
+
+
+def test_f_sam_keeps_an_average_for_each_pair_of_signs():
+    """So a weight that changes from iteration to iteration needs no more memory."""
+    assert signs_of(DESCENT) == signs_of(Weights(0.5, 3.0)) == (1, 1)
+    assert [signs_of(w) for w in (ASCENT, Weights(-1.0, -10.0), Weights(0.0, 10.0), Weights(1.0, 0.0))] == [
+        *((-1, 1), (-1, -1), (0, 1), (1, 0))
+    ]
 
 
 def test_what_overflows_does_not_enter_the_average_of_f_sam(begin):
     trainee, rule = begin(), FSAM()
     apply(trainee, rule)
-    before = [m.clone() for m in rule.averages[DESCENT]]
+    before = [m.clone() for m in rule.averages[1, 1]]
     trainee.scaler = torch.amp.GradScaler("cpu", init_scale=math.inf)
     apply(trainee, rule)
-    assert all(torch.equal(a, b) for a, b in zip(rule.averages[DESCENT], before, strict=True))
+    assert all(torch.equal(a, b) for a, b in zip(rule.averages[1, 1], before, strict=True))
 
 
 def test_asam_does_not_see_rescaled_layers():
@@ -549,6 +558,8 @@ def rank_of_rules(rank: int, world: int, port: int, folder: Path) -> None:
                     found[update, parts] = apply(trainee, trainee.update)
                     if update == "f_sam":  # from the second update on it climbs by the noise
                         found[update, parts] = apply(trainee, trainee.update)
+                        (shared,) = trainee.update.averages.values()
+                        assert all(same_on_both_ranks(average) for average in shared)  # one is saved
                 if sync and rank == 1:  # a rank with nothing to learn must not leave the others waiting
                     trainee.batches = cycle([(trainee.batch[0], torch.full_like(trainee.batch[1], 255))])
                 for _ in range(2):
@@ -557,6 +568,12 @@ def rank_of_rules(rank: int, world: int, port: int, folder: Path) -> None:
     del trainee  # before its process group
     torch.save(found, folder / f"{rank}.pt")
     parallel.stop_ranks()
+
+
+def same_on_both_ranks(tensor: Tensor) -> bool:
+    other = tensor.clone().contiguous()
+    dist.broadcast(other, src=0)
+    return torch.equal(tensor, other)
 
 
 def rank_batches(batch: tuple[Tensor, Tensor], rank: int, parts: int) -> list[tuple[Tensor, Tensor]]:

@@ -14,8 +14,8 @@ The running statistics of the norms belong to the iterates, not to their mean. `
 
 Our choices: `from_step`, 1 unless told otherwise, so that step 0 can be shared; every step averages anew;
 EWC, PI and RW close their statistics before, for these are about the path that was trained, and their next
-anchor is the mean. Under AlterSGD the iterates after ascents are averaged like those after descents, and with
-its published p the default share of SWA holds nearly all of them.
+anchor is the mean. Under AlterSGD the iterates after ascents are averaged like those after descents; with its
+published p the default share of SWA holds the whole phase.
 """
 
 from typing import Annotated, Any, Literal

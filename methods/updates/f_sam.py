@@ -12,8 +12,8 @@ are those of the class, rho thereby SAM's.
 
 Our choices:
 - L is the weighed objective of the iteration, distillation included, as in sam.py. An ascent of AlterSGD has
-  another objective and so another full gradient: m is kept for every pair of weights apart, and the first
-  update of a pair climbs by g.
+  another objective and so another full gradient: there is an m for each pair of signs that a phase gives
+  l_seg and R, and the first update of a pair climbs by g.
 - On several ranks each climbs by its own images (SAM's m-sharpness), and m is the average over all of their
   images: one exchange of gradients more per update, and a state that every rank shares.
 - m is kept without the loss scale of fp16, and what overflows does not enter it.
@@ -43,6 +43,8 @@ from methods.updates.plain import (
     take_gradients,
 )
 
+Signs = tuple[int, int]
+
 
 @register("f_sam")
 class FSAM(Update):
@@ -57,19 +59,20 @@ class FSAM(Update):
 
     def __init__(self, **options: Any):
         super().__init__(**options)
-        self.averages: dict[Weights, list[Tensor]] = {}
+        self.averages: dict[Signs, list[Tensor]] = {}
 
     def __call__(self, model: nn.Module, evaluate: Evaluate, weights: Weights, scale: float) -> Terms:
         terms = evaluate(weights, local=True)
         climb = take_gradients(model)
         torch._foreach_div_(climb, scale)
         whole = mean_over_ranks(climb)
-        average = self.averages.get(weights)
+        signs = signs_of(weights)
+        average = self.averages.get(signs)
         if average is not None:
             torch._foreach_sub_(climb, average, alpha=self.options.sigma)
         if scale == 1.0 or norm_of(whole).isfinite():  # only fp16, whose scale is not 1, overflows and waits
             if average is None:
-                self.averages[weights] = whole
+                self.averages[signs] = whole
             else:
                 torch._foreach_lerp_(average, whole, 1 - self.options.decay)
         with same_statistics(model), moved(model, climb, self.options.rho):
@@ -77,10 +80,16 @@ class FSAM(Update):
         return terms
 
     def state_dict(self) -> dict[str, Any]:
-        return {"averages": [[w.learn, w.keep, average] for w, average in self.averages.items()]}
+        return {"averages": [[*signs, average] for signs, average in self.averages.items()]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        self.averages = {Weights(learn, keep): average for learn, keep, average in state["averages"]}
+        self.averages = {(learn, keep): average for learn, keep, average in state["averages"]}
+
+
+def signs_of(weights: Weights) -> Signs:
+    """Return whether l_seg and R are descended (1), ascended (-1) or left out (0)."""
+    learn, keep = ((weight > 0) - (weight < 0) for weight in (weights.learn, weights.keep))
+    return learn, keep
 
 
 def mean_over_ranks(gradients: list[Tensor]) -> list[Tensor]:
