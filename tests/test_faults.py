@@ -15,10 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as multiprocessing
 from conftest import mostly_slow, write_voc
 from PIL import Image
-from test_distributed import become_rank, free_port
+from processes import become_rank, free_port, run_ranks
 
 import train
 from data.incremental import StepDataset
@@ -338,7 +337,7 @@ def disagree(rank: int, world: int, port: int) -> None:
 
 @pytest.mark.slow
 def test_ranks_that_drift_apart_are_noticed():
-    multiprocessing.spawn(disagree, (2, free_port()), nprocs=2)
+    run_ranks(disagree, (2, free_port()))
 
 
 def test_norms_that_cannot_synchronise_are_refused(toy_arguments, tmp_path):

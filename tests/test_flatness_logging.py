@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as multiprocessing
 from conftest import walk_until
+from processes import free_port, run_ranks
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_distributed import free_port, train_rank
+from test_distributed import train_rank
 from test_resume import stop_and_go
 from torch import Tensor
 
@@ -327,6 +327,6 @@ def test_two_ranks_measure_what_one_process_does(toy_arguments, tmp_path):
     options = ("method.name=ft", "phase.p=1", "method.cross_entropy=valid", "data.void=ignore")
     for world, name in ((1, "one"), (2, "two")):
         arguments = toy_arguments(*OPTIONS, *options, name=name)
-        multiprocessing.spawn(train_rank, (world, free_port(), arguments), nprocs=world)
+        run_ranks(train_rank, (world, free_port(), arguments), world)
     one, two = (steps_of(tmp_path / "runs" / name)[1]["flatness"] for name in ("one", "two"))
     assert one == {place: pytest.approx(metrics, rel=1e-6) for place, metrics in two.items()}
