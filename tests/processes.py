@@ -12,8 +12,13 @@ import pytest
 import torch
 import torch.multiprocessing
 
+from tracking import drawing
+
 # What a rank would else import by itself, which takes longer than what it is started for.
-IMPORTED = ["conftest", "torch._dynamo", "tensorboard.summary.writer.event_file_writer", "train", "processes"]
+IMPORTED = [
+    *("conftest", "processes", "torch._dynamo", "torch.utils.tensorboard", "train"),
+    *("data.vision", "tracking.tensorboard", "PIL.JpegImagePlugin", "PIL.PngImagePlugin"),
+]
 
 
 def free_port() -> int:
@@ -47,4 +52,5 @@ def call(rank: int, environment: dict[str, str], function: Callable[..., None], 
     """What a process does, in the environment of the one that started it and not in that of the server."""
     os.environ.clear()
     os.environ.update(environment)
+    drawing._figure = lambda width, height: None  # as in the fixture `figures`
     function(rank, *arguments)
