@@ -28,7 +28,23 @@ settings.register_profile("short", max_examples=60, deadline=None)
 settings.register_profile("long", max_examples=3000, deadline=None)
 settings.load_profile("short")
 
-torch.set_num_threads(1)  # the suite runs several processes side by side
+# The suite runs several processes side by side: each has one thread, and so has what it starts.
+torch.set_num_threads(1)
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # in this process, not in a pool of further ones
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Slow tests come first, so that no process is left with one when the others are done."""
+    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """A process keeps to its part of the files, whose runs and data it has made, until it has to help."""
+    from xdist.scheduler import WorkStealingScheduling
+
+    return WorkStealingScheduling(config, log) if config.getvalue("dist") == "load" else None
 
 
 def mostly_slow(values: Iterable[Any], fast: Container[Any]) -> list[Any]:
@@ -103,22 +119,23 @@ def toy_arguments(toy_voc, tmp_path):
     return arguments
 
 
-TRAINED: dict[tuple[str, ...], Path] = {}  # toy runs of this process by their overrides
+TRAINED: dict[tuple[bool, tuple[str, ...]], Path] = {}  # toy runs of this process, by figures and overrides
 
 
 @pytest.fixture
-def toy_run(toy_arguments, tmp_path, tmp_path_factory) -> Callable[..., Path]:
+def toy_run(toy_arguments, figures, tmp_path, tmp_path_factory) -> Callable[..., Path]:
     """A finished run with the given overrides, as a copy of one that is trained once for all tests."""
 
     def make(*overrides: str, name: str = "run") -> Path:
         import train
 
         overrides = overrides or ("method.name=mib",)
-        if overrides not in TRAINED:
+        key = figures, overrides
+        if key not in TRAINED:
             folder = tmp_path_factory.mktemp("trained")
             assert train.main(toy_arguments(*overrides, f"run.folder={folder}")) == 0
-            TRAINED[overrides] = folder / "run"
-        return Path(shutil.copytree(TRAINED[overrides], tmp_path / "runs" / name))
+            TRAINED[key] = folder / "run"
+        return Path(shutil.copytree(TRAINED[key], tmp_path / "runs" / name))
 
     return make
 
@@ -171,6 +188,23 @@ def keep_signal_handlers():
     yield
     for number, handler in handlers.items():
         signal.signal(number, handler)
+
+
+@pytest.fixture(autouse=True)
+def figures(request, monkeypatch) -> bool:
+    """Whether matplotlib draws what runs show: for tests marked `figures`. Two thirds of a toy run would be
+    spent on it; others are drawn as where there is no matplotlib.
+    """
+    wanted = request.node.get_closest_marker("figures") is not None
+    if not wanted:
+        monkeypatch.setattr("tracking.drawing._figure", lambda width, height: None)
+    return wanted
+
+
+@pytest.fixture(autouse=True)
+def no_waiting_for_the_disk(monkeypatch):
+    """What is written need not outlive the machine."""
+    monkeypatch.setattr(os, "fsync", lambda file: None)
 
 
 @pytest.fixture(autouse=True)

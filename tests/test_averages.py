@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as multiprocessing
 from conftest import mostly_slow, walk_until
-from test_distributed import free_port, train_rank
+from processes import free_port, run_ranks
+from test_distributed import train_rank
 from test_registry import add_file, error_of  # noqa: F401 (a fixture)
 from test_resume import assert_same_statistics, stop_and_go
 from toys import STEPS, ToySegmenter
@@ -155,7 +155,7 @@ def test_every_method_runs_two_steps_and_resumes_with_the_same_bits(method, toy_
 def test_two_ranks_fuse_to_the_weights_of_one(method, toy_arguments, tmp_path):
     for world, name in ((1, "one"), (2, "two")):
         arguments = toy_arguments(f"method.name={method}", EWF, name=name)
-        multiprocessing.spawn(train_rank, (world, free_port(), arguments), nprocs=world)
+        run_ranks(train_rank, (world, free_port(), arguments), world)
     one, two = (saved(tmp_path / "runs" / name)["model"] for name in ("one", "two"))
     assert max((one[name] - two[name]).abs().max().item() for name in one) < 1e-9
 

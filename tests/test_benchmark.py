@@ -10,6 +10,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from processes import run_ranks
 from torch import nn
 
 import train
@@ -24,7 +25,7 @@ from methods.losses import plain as plain_losses
 from metrics.confusion import ConfusionMatrix
 from models.norm import ABN
 from scripts import benchmark
-from scripts.benchmarks import PARTS, evaluation, head, inputs, losses, measure, memory, training
+from scripts.benchmarks import PARTS, evaluation, head, inputs, losses, measure, memory, start_up, training
 from scripts.benchmarks.measure import Measurement, Options, Samples, Target
 from study.experiments import RELATED_METHODS
 
@@ -260,7 +261,10 @@ def test_every_part_is_known_here():
 @pytest.mark.parametrize(
     "part", [pytest.param(part, marks=[pytest.mark.slow] if part in SLOW else []) for part in PARTS]
 )
-def test_every_part_runs(part, images, tmp_path, capsys):
+def test_every_part_runs(part, images, tmp_path, monkeypatch, capsys):
+    # Neither warm-ups, which are measured like the rest, nor processes that import torch once more.
+    monkeypatch.setattr(start_up, "interleave", lambda *those, warm_ups: measure.interleave(*those, 0))
+    monkeypatch.setattr(torch.multiprocessing, "spawn", lambda f, args, nprocs: run_ranks(f, args, nprocs))
     file = tmp_path / "figures.json"
     arguments = [part, "--quick", "--repeats", "1", "--json", str(file)]
     assert benchmark.main([*arguments, "--voc192", str(images), "--fullres", str(images)]) == 0

@@ -2,15 +2,13 @@
 
 import gc
 import json
-import os
-import socket
 import weakref
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
+from processes import become_rank, free_port, run_ranks
 
 import engine.step
 import train
@@ -20,18 +18,6 @@ from engine import ranks as parallel
 from engine.arguments import read_config
 from engine.run import prepare
 from metrics.confusion import ConfusionMatrix
-
-
-def free_port() -> int:
-    with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
-        return s.getsockname()[1]
-
-
-def become_rank(rank: int, world: int, port: int) -> None:
-    os.environ.update(RANK=str(rank), LOCAL_RANK=str(rank), WORLD_SIZE=str(world))
-    os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
-    torch.set_num_threads(1)
 
 
 def train_rank(rank: int, world: int, port: int, arguments: list[str]) -> None:
@@ -68,7 +54,7 @@ def test_two_ranks_end_with_the_weights_of_one_process(method, accumulate, phase
         # In one process the synchronised norm sees micro-batches of 4 / accumulate images, so cut alike for
         # two.
         arguments = toy_arguments(*options, name=name)
-        multiprocessing.spawn(train_rank, (world, free_port(), arguments), nprocs=world)
+        run_ranks(train_rank, (world, free_port(), arguments), world)
     for step in (0, 1):
         one, two = (checkpoint.load(tmp_path / f"runs/{name}/step_{step}.pt") for name in ("one", "two"))
         worst = max((one["model"][k] - two["model"][k]).abs().max().item() for k in one["model"])
@@ -111,7 +97,7 @@ def watched_rank(rank: int, world: int, port: int, arguments: list[str], code: i
 def test_the_wrapped_model_is_gone_before_its_process_group(code, toy_arguments):
     """A process that drops it later may wait for gloo, and gloo for it, for ever."""
     arguments = toy_arguments("method.name=mib", "train.epochs=8", "run.log_every=1")
-    multiprocessing.spawn(watched_rank, (2, free_port(), arguments, code), nprocs=2)
+    run_ranks(watched_rank, (2, free_port(), arguments, code))
 
 
 def sum_rank(rank: int, world: int, port: int, folder: Path) -> None:
@@ -130,7 +116,7 @@ def sum_rank(rank: int, world: int, port: int, folder: Path) -> None:
 
 @pytest.mark.slow
 def test_confusion_matrices_add_up_over_ranks_without_duplicates(tmp_path):
-    multiprocessing.spawn(sum_rank, (2, free_port(), tmp_path), nprocs=2)
+    run_ranks(sum_rank, (2, free_port(), tmp_path))
     expected = torch.tensor([[1, 0, 0], [0, 1, 1], [0, 1, 0]])
     for rank in range(2):
         assert torch.equal(torch.load(tmp_path / f"{rank}.pt"), expected)

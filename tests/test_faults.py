@@ -15,10 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as multiprocessing
 from conftest import mostly_slow, write_voc
 from PIL import Image
-from test_distributed import become_rank, free_port
+from processes import become_rank, free_port, run_ranks
 
 import train
 from data.loaders import StepDataset
@@ -27,6 +26,7 @@ from engine import ranks as parallel
 from engine.arguments import read_config
 from engine.run import prepare
 from engine.run_folder import RunError, RunFolder
+from scripts.dev import crash_test
 
 ROOT = Path(train.__file__).parent
 SMALL = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
@@ -46,17 +46,17 @@ SIGNALS = pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def stopped_run(arguments: list[str], folder: Path, send: Callable[[int], None]) -> tuple[int, str]:
     """Exit code and errors of a run that is in the middle of training when `send` gets its process id."""
     process = subprocess.Popen(
-        [sys.executable, "train.py", *arguments],
+        [sys.executable, "train.py", *arguments, "run.tracker=jsonl"],
         cwd=ROOT,
         env=os.environ | SMALL,
         stderr=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
-    while not list(folder.glob("events.*")):
+    lines = folder / "scalars.jsonl"
+    while not lines.exists() or lines.stat().st_size == 0:
         assert process.poll() is None
-        time.sleep(0.05)
-    time.sleep(0.5)
+        time.sleep(0.02)
     send(process.pid)
     errors = process.communicate(timeout=60)[1]
     assert "Traceback" not in errors
@@ -65,16 +65,15 @@ def stopped_run(arguments: list[str], folder: Path, send: Callable[[int], None])
 
 @pytest.mark.slow
 @SIGNALS
-def test_a_signal_saves_and_leaves_with_code_75(number, toy_arguments, tmp_path):
-    options = ("method.name=mib", "train.epochs=200", "train.epochs_later=2")
+def test_a_signal_saves_and_leaves_with_code_75(number, toy_arguments, toy_run, tmp_path):
+    options = ("method.name=mib", "train.epochs=100", "train.epochs_later=2", "run.tracker=jsonl")
     folder = tmp_path / "runs/run"
     code, errors = stopped_run(toy_arguments(*options), folder, lambda pid: os.kill(pid, number))
     assert code == train.STOPPED_BY_SIGNAL and "stopped at step 0, iteration" in errors
     stopped_at = checkpoint.load(folder / "resume.pt")["position"]["iteration"]
-    assert 0 < stopped_at < 400
+    assert 0 < stopped_at < 200
     assert train.main(toy_arguments(*options)) == 0
-    assert train.main(toy_arguments(*options, name="whole")) == 0
-    assert same_bits(weights_of(folder), weights_of(tmp_path / "runs/whole"))
+    assert same_bits(weights_of(folder), weights_of(toy_run(*options, name="whole")))
 
 
 @pytest.mark.slow
@@ -270,31 +269,30 @@ def torchrun(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", *arguments]
 
 
+def rank_of_a_run(rank: int, world: int, port: int, arguments: list[str]) -> None:
+    become_rank(rank, world, port)
+    assert train.main(arguments) == 0
+
+
 @pytest.mark.slow
 def test_a_rank_that_dies_is_restarted_from_the_last_checkpoint(toy_arguments, tmp_path):
     script = tmp_path / "dying.py"
     script.write_text(DYING_RANK)
-    options = ("method.name=mib", "run.checkpoint_every=1")
-    launch = torchrun("--standalone", "--nproc_per_node=2")
-    for name, restarts in {"whole": [], "hurt": ["--max-restarts=1"]}.items():
-        note = tmp_path / "died"
-        if name == "whole":
-            note.touch()
-        else:
-            note.unlink()
-        command = [*launch, *restarts, str(script), *toy_arguments(*options, name=name), str(note)]
-        done = subprocess.run(command, cwd=ROOT, env=os.environ | SMALL, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
+    options = ("method.name=mib", "run.checkpoint_every=1", "run.tracker=none")
+    run_ranks(rank_of_a_run, (2, free_port(), toy_arguments(*options, name="whole")))
+    launch = torchrun("--standalone", "--nproc_per_node=2", "--max-restarts=1")
+    command = [*launch, str(script), *toy_arguments(*options, name="hurt"), str(tmp_path / "died")]
+    done = subprocess.run(command, cwd=ROOT, env=os.environ | SMALL, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
     assert (tmp_path / "died").exists() and "resuming step 1 after iteration" in done.stdout
     assert same_bits(weights_of(tmp_path / "runs/whole"), weights_of(tmp_path / "runs/hurt"))
 
 
 @pytest.mark.slow
 def test_two_machines_on_loopback_equal_one_with_two_ranks(toy_arguments, tmp_path):
-    arguments = toy_arguments("method.name=mib", "phase.name=altersgd", name="one")
-    command = [*torchrun("--standalone", "--nproc_per_node=2"), "train.py", *arguments]
-    subprocess.run(command, cwd=ROOT, env=os.environ | SMALL, check=True, capture_output=True)
-    arguments = toy_arguments("method.name=mib", "phase.name=altersgd", name="two")
+    options = ("method.name=mib", "phase.name=altersgd", "run.tracker=none")
+    run_ranks(rank_of_a_run, (2, free_port(), toy_arguments(*options, name="one")))
+    arguments = toy_arguments(*options, name="two")
     meeting = [
         "--nnodes=2",
         "--nproc_per_node=1",
@@ -338,7 +336,7 @@ def disagree(rank: int, world: int, port: int) -> None:
 
 @pytest.mark.slow
 def test_ranks_that_drift_apart_are_noticed():
-    multiprocessing.spawn(disagree, (2, free_port()), nprocs=2)
+    run_ranks(disagree, (2, free_port()))
 
 
 def test_norms_that_cannot_synchronise_are_refused(toy_arguments, tmp_path):
@@ -356,12 +354,10 @@ def test_norms_that_cannot_synchronise_are_refused(toy_arguments, tmp_path):
 
 
 @pytest.mark.slow
-def test_killed_runs_end_with_the_same_bits(tmp_path):
+def test_killed_runs_end_with_the_same_bits(tmp_path, capsys):
     """A short form of `python -m scripts.dev.crash_test --kills 50`."""
-    command = [sys.executable, "-m", "scripts.dev.crash_test", "--kills", "3", "--folder", str(tmp_path)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ | SMALL)
-    assert done.returncode == 0, done.stdout + done.stderr
-    assert "trials identical after 3 kills" in done.stdout
+    assert crash_test.main(["--kills", "3", "--folder", str(tmp_path)]) == 0
+    assert "trials identical after 3 kills" in capsys.readouterr().out
     shutil.rmtree(tmp_path, ignore_errors=True)
 
 

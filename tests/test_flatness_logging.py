@@ -8,10 +8,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as multiprocessing
 from conftest import walk_until
+from processes import free_port, run_ranks
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-from test_distributed import free_port, train_rank
+from test_distributed import train_rank
 from test_resume import stop_and_go
 from torch import Tensor
 
@@ -46,6 +46,15 @@ OPTIONS = (
 )
 ITERATIONS = {0: 4, 1: 4}  # of the toy's steps
 OLD_TEST = (0, 3, 4)  # spread over the test images with class 1 or 2, which are 0, 2, 3 and 4
+
+
+@pytest.fixture
+def rough(monkeypatch):
+    """Eigenvalues of a few products with the Hessian instead of 21, for tests of when they are measured."""
+    eigsh = flatness.eigsh
+    monkeypatch.setattr(
+        flatness, "eigsh", lambda *a, **options: eigsh(*a, **options | {"ncv": 4, "tol": 0.5})
+    )
 
 
 def steps_of(run: Path) -> list[dict]:
@@ -155,7 +164,7 @@ def test_objective_of_ewc_has_its_penalty(toy_run, toy_voc):
 
 
 @pytest.mark.slow
-def test_without_a_retention_term_there_is_no_objective(toy_arguments, tmp_path):
+def test_without_a_retention_term_there_is_no_objective(rough, toy_arguments, tmp_path):
     assert train.main(toy_arguments(*OPTIONS, "method.name=ft")) == 0
     for metrics in steps_of(tmp_path / "runs/run")[1]["flatness"].values():
         assert set(metrics) == {*NAMES, *(f"old_{name}" for name in NAMES)}
@@ -188,7 +197,7 @@ def test_places(options, places, toy_arguments):
 
 
 @pytest.mark.slow
-def test_every_place_sees_the_model_as_it_stands_there(toy_arguments, tmp_path):
+def test_every_place_sees_the_model_as_it_stands_there(rough, toy_arguments, tmp_path):
     """The first half descends, so up to iteration 4 of 8 all of these are one training."""
     found = {}
     for name, phase in {
@@ -301,7 +310,7 @@ CASES = {
 
 @pytest.mark.parametrize("case", CASES)
 @pytest.mark.slow
-def test_training_does_not_notice(case, toy_arguments, tmp_path):
+def test_training_does_not_notice(case, rough, toy_arguments, tmp_path):
     if case == "iabn":
         pytest.importorskip("inplace_abn")
     options = ("phase.name=altersgd", "phase.p=0.5", *CASES[case])
@@ -315,7 +324,7 @@ def test_training_does_not_notice(case, toy_arguments, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_resumed_step_keeps_what_was_measured_before(toy_arguments, tmp_path):
+def test_a_resumed_step_keeps_what_was_measured_before(rough, toy_arguments, tmp_path):
     walk_until(toy_arguments(*OPTIONS, name="whole"))
     assert stop_and_go(toy_arguments(*OPTIONS, name="pieces"), 0) > 4
     whole, pieces = (steps_of(tmp_path / "runs" / name)[1]["flatness"] for name in ("whole", "pieces"))
@@ -328,6 +337,6 @@ def test_two_ranks_measure_what_one_process_does(toy_arguments, tmp_path):
     options = ("method.name=ft", "phase.p=1", "method.cross_entropy=valid", "data.void=ignore")
     for world, name in ((1, "one"), (2, "two")):
         arguments = toy_arguments(*OPTIONS, *options, name=name)
-        multiprocessing.spawn(train_rank, (world, free_port(), arguments), nprocs=world)
+        run_ranks(train_rank, (world, free_port(), arguments), world)
     one, two = (steps_of(tmp_path / "runs" / name)[1]["flatness"] for name in ("one", "two"))
     assert one == {place: pytest.approx(metrics, rel=1e-6) for place, metrics in two.items()}

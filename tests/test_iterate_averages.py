@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing as multiprocessing
 from conftest import walk_until
+from processes import free_port, run_ranks
 from test_averages import SHORT, THREE, network, saved
-from test_distributed import free_port, train_rank
+from test_distributed import train_rank
 from test_resume import stop_and_go
 from toys import STEPS
 
@@ -321,7 +321,7 @@ def test_two_ranks_hand_over_the_weights_of_one(kind, statistics, toy_arguments,
     options = (*MIB, *MOVING[kind], f"average.options.statistics={statistics}", "train.epochs_later=4")
     for world, name, sync in ((1, "one", "true"), (2, "two", "true"), (2, "apart", "false")):
         arguments = toy_arguments(*options, f"model.sync={sync}", name=name)
-        multiprocessing.spawn(train_rank, (world, free_port(), arguments), nprocs=world)
+        run_ranks(train_rank, (world, free_port(), arguments), world)
     one, two, apart = (saved(tmp_path / "runs" / name)["model"] for name in ("one", "two", "apart"))
     assert max((one[name] - two[name]).abs().max().item() for name in one) < 1e-9
     assert all(tensor.isfinite().all() for tensor in apart.values())

@@ -27,6 +27,8 @@ from tracking.shown import layout
 from tracking.tables import class_table, format_table, markdown_table
 from tracking.tensorboard import Board
 
+pytestmark = pytest.mark.figures
+
 FORMULA = r"$\frac{1}{0$"  # with two dollar signs and no valid formula: matplotlib raises
 LONG = "n" * 300
 HOSTILE = (

@@ -7,6 +7,7 @@ import sys
 import pytest
 import torch
 import torch.distributed as dist
+from processes import run_ranks
 from torch import nn
 from torch.nn import functional as F
 
@@ -270,7 +271,7 @@ def worker(rank, folder):
 @pytest.fixture(scope="module")
 def two_ranks(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    torch.multiprocessing.spawn(worker, (str(folder),), nprocs=2)
+    run_ranks(worker, (str(folder),))
     return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(2)]
 
 

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from conftest import TINY_NETWORK, walk_until
-from test_distributed import become_rank, free_port
+from processes import become_rank, free_port, run_ranks
 from test_resume import stop_and_go
 from torch.nn import functional as F
 
@@ -464,7 +463,7 @@ def survey_rank(rank: int, world: int, port: int, folder) -> None:
 
 @pytest.mark.slow
 def test_two_ranks_have_the_thresholds_of_all_images(tmp_path):
-    multiprocessing.spawn(survey_rank, (2, free_port(), tmp_path), nprocs=2)
+    run_ranks(survey_rank, (2, free_port(), tmp_path))
     for median in ("code", "paper"):
         alone, half = plop(median=median), plop(median=median)
         alone.survey(survey_batches(4))

@@ -6,9 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-import torch.multiprocessing
+import torch
 from conftest import write_voc
-from test_distributed import become_rank, free_port
+from processes import become_rank, free_port, run_ranks
 
 import train
 from data import DataError
@@ -165,7 +165,7 @@ def test_ranks_with_other_data_or_another_config_are_refused(toy_arguments, toy_
     }
     ports = [free_port() for _ in cases]
     both = [[ours, theirs] for theirs in cases.values()]
-    torch.multiprocessing.spawn(rank_of_its_own, (2, ports, both, tmp_path), nprocs=2)
+    run_ranks(rank_of_its_own, (2, ports, both, tmp_path))
     for number, message in enumerate(cases):
         for rank in range(2):
             assert message in (tmp_path / f"{number}_{rank}").read_text()

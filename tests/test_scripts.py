@@ -451,7 +451,7 @@ def test_a_protocol_script_trains_under_torchrun(toy_arguments, toy_voc, tmp_pat
     environment = os.environ | {"PYTHON": sys.executable, "GPUS": "2", "OMP_NUM_THREADS": "1"}
     environment.pop("TORCHRUN_ARGS", None)
     done = subprocess.run(
-        [*command, *overrides, "phase.p=0.5"],
+        [*command, *overrides, "phase.p=0.5", "run.tracker=none"],
         cwd=ROOT,
         env=environment,
         capture_output=True,

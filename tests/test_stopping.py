@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
-import torch.multiprocessing
-from test_distributed import become_rank, free_port
+from processes import become_rank, free_port, run_ranks
 
 import train
 from data import index
@@ -104,7 +103,7 @@ def test_two_ranks_stop_together_when_one_is_told(toy_arguments, tmp_path):
     """Also in a step with fewer iterations than there are between two lines of progress."""
     arguments = toy_arguments("run.log_every=10", "train.evaluate_batch=1", "train.last_step=0")
     ports = [free_port() for _ in range(3)]
-    torch.multiprocessing.spawn(rank_that_is_told, (2, ports, arguments, tmp_path), nprocs=2)
+    run_ranks(rank_that_is_told, (2, ports, arguments, tmp_path))
     for rank in range(2):
         assert "stopped at step 0, iteration 1 of 4" in (tmp_path / f"{rank}_0").read_text()
         assert "stopped while scoring step 0" in (tmp_path / f"{rank}_1").read_text()

@@ -29,6 +29,8 @@ from tracking.tracker import TRACKERS, make_trackers
 EVERYTHING = {"scalars": 0, "images": 0, "tensors": 0}
 STEPS = (Step(0, (), (7,)), Step(1, (7,), (15,)))
 
+pytestmark = pytest.mark.figures
+
 
 def read(folder) -> EventAccumulator:
     return EventAccumulator(str(folder), size_guidance=EVERYTHING).Reload()

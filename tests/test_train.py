@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import Killed, mostly_slow, walk_until
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 from test_resume import assert_same_statistics
 
 import train
@@ -33,6 +34,15 @@ def assert_same_bits(a: dict, b: dict) -> None:
     assert a.keys() == b.keys()
     different = [name for name in a if not torch.equal(a[name], b[name])]
     assert not different, different
+
+
+@pytest.mark.figures
+@pytest.mark.parametrize("phase", sorted(PHASES))
+def test_every_phase_is_drawn(phase, toy_arguments, tmp_path, capsys):
+    assert train.main(toy_arguments("method.name=mib", f"phase.name={phase}", "phase.p=0.5")) == 0
+    assert "cannot be drawn" not in capsys.readouterr().err
+    events = EventAccumulator(str(tmp_path / "runs/run"), size_guidance={"images": 0}).Reload()
+    assert [event.step for event in events.Images("losses")] == [4, 6 if phase == "stop" else 8]
 
 
 PAIRS = [(method, phase) for method in sorted(METHODS) for phase in sorted(PHASES)]

@@ -10,9 +10,8 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as multiprocessing
 from conftest import walk_until
-from test_distributed import become_rank, free_port
+from processes import become_rank, free_port, run_ranks
 from test_resume import stop_and_go
 from torch import Tensor, nn
 from toys import weighted_loss
@@ -583,7 +582,7 @@ def rank_batches(batch: tuple[Tensor, Tensor], rank: int, parts: int) -> list[tu
 @pytest.mark.slow
 def test_ranks_climb_apart_and_agree(tmp_path, begin, double_precision):
     """The gradient is the mean over the ranks of what each finds on its own images."""
-    multiprocessing.spawn(rank_of_rules, (2, free_port(), tmp_path), nprocs=2)
+    run_ranks(rank_of_rules, (2, free_port(), tmp_path))
     found = [torch.load(tmp_path / f"{rank}.pt") for rank in range(2)]
     trainee = begin("train.batch_size=4")
     for (update, parts), gradients in found[0].items():

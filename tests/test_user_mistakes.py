@@ -14,11 +14,10 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import torch.multiprocessing as multiprocessing
 from conftest import walk_until
 from PIL import Image
+from processes import become_rank, free_port, run_ranks
 from tensorboard.summary.writer.record_writer import RecordWriter
-from test_distributed import become_rank, free_port
 
 import engine.step
 import train
@@ -145,7 +144,7 @@ def stop_on_one(rank: int, world: int, port: int) -> None:
 
 @pytest.mark.slow
 def test_weights_that_are_not_finite_on_one_rank_stop_all():
-    multiprocessing.spawn(stop_on_one, (2, free_port()), nprocs=2)
+    run_ranks(stop_on_one, (2, free_port()))
 
 
 # ---- what lies in a run's folder ---------------------------------------------------------------------------
