@@ -89,12 +89,19 @@ def resize_labels(labels: Tensor, size: list[int]) -> Tensor:
     return F.interpolate(labels[None, None], size=tuple(size), mode="nearest-exact")[0, 0]
 
 
-def normalise(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return a uint8 batch (B, 3, H, W) with zero mean and unit variance over ImageNet,
-    computed in float32.
+def normalise(
+    images: Tensor,
+    dtype: torch.dtype = torch.float32,
+    mean: Sequence[float] = MEAN,
+    std: Sequence[float] = STD,
+) -> Tensor:
+    """Return a uint8 batch (B, 3, H, W) with zero mean and unit variance over the images of which these are
+    mean and deviation, ImageNet's if nothing is said; computed in float32.
     """
-    mean, std = (torch.tensor(values, device=images.device).view(3, 1, 1) * 255 for values in (MEAN, STD))
-    return ((images.float() - mean) / std).to(dtype)
+    centre, spread = (
+        torch.tensor(values, device=images.device).view(3, 1, 1) * 255 for values in (mean, std)
+    )
+    return ((images.float() - centre) / spread).to(dtype)
 
 
 def _v2() -> Any:

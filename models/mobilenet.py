@@ -40,15 +40,13 @@ class MobileNetV2(Backbone):
         _dilate(self.features, output_stride)
 
     def stages(self, x: Tensor) -> Iterator[Tensor]:
-        """Yield what the blocks before each change of resolution give, and the last one."""
+        """Yield what the blocks before each change of resolution give, and the last one:
+        they end without an activation.
+        """
         for number, block in enumerate(self.features):
             x = block(x)
             if number in STAGE_ENDS:
                 yield x
-
-    def before_activation(self, stage: Tensor) -> Tensor:
-        """The blocks end without an activation."""
-        return stage
 
 
 class DilatedDepthwise(nn.Conv2d):

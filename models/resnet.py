@@ -2,9 +2,10 @@
 (dilation instead of stride).
 
 Every norm carries a leaky ReLU, except the last one of a block and the one of the projection: there it
-follows the sum. resnet50_v1 and resnet101_v1 halve the resolution in the first 1x1 convolution of a stage, as the
-networks of Caffe, Keras and detectron2's STRIDE_IN_1X1 do, the others in its 3x3 convolution, as torchvision's
-and MiB's. Names and shapes are the same, the functions are not: models/strides.py keeps the files apart.
+follows the sum. resnet50_v1 and resnet101_v1 halve the resolution in the first 1x1 convolution of a stage, as
+the networks of Caffe, Keras and detectron2's STRIDE_IN_1X1 do, the others in its 3x3 convolution, as those of
+torchvision and MiB. Names and shapes are the same, the functions are not: models/strides.py keeps the files
+apart.
 """
 
 from __future__ import annotations
@@ -12,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from models.backbone import Backbone, register
 from models.norm import LEAKY_SLOPE, NormFactory, add_and_activate
@@ -59,8 +59,8 @@ class Bottleneck(nn.Module):
 class BottleneckV1(Bottleneck):
     """The stride comes before the 3x3 convolution, which then sees the coarser grid.
 
-    A stage that dilates instead has no stride left, and there both kinds are one: its 3x3 convolutions see the
-    places of the coarser grid.
+    A stage that dilates instead has no stride left, and there both kinds are one: its 3x3 convolutions see
+    the places of the coarser grid.
     """
 
     stride_in_1x1 = True
@@ -87,6 +87,7 @@ class ResNet(Backbone):
     `small_images` halves the image once in the stem (3x3, no pooling) instead of twice (7x7, max-pooling).
     """
 
+    slope = LEAKY_SLOPE
     layer1: nn.Module
     layer2: nn.Module
     layer3: nn.Module
@@ -137,10 +138,6 @@ class ResNet(Backbone):
         for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
             x = stage(x)
             yield x
-
-    def before_activation(self, stage: Tensor) -> Tensor:
-        """What a stage gives, without the leaky ReLU it ends with."""
-        return F.leaky_relu(stage, 1 / LEAKY_SLOPE)
 
 
 @register("resnet18")

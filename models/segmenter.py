@@ -12,10 +12,11 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.backbone import build_backbone
+from models.backbone import IMAGENET, Colours, build_backbone, colours_of
 from models.deeplabv3 import DeepLabV3
 from models.folding import fold_norms
 from models.norm import ABN, NormFactory, make_norm
+from models.synchronised import synchronise_batch_norms
 from models.upsample import Enlarged, enlarge
 
 HEAD_DILATIONS = {8: (12, 24, 36), 16: (6, 12, 18)}
@@ -72,6 +73,11 @@ class Segmenter(nn.Module):
         self.frozen: list[nn.Module] = []
         self.returns_stages = False
         self.dropout = 0.0  # of the head's output, in training
+
+    @property
+    def colours(self) -> Colours:
+        """Return by what the images are normalised that the backbone is shown."""
+        return colours_of(self.backbone_name) if self.backbone_name else IMAGENET
 
     @property
     def num_classes(self) -> int:
@@ -207,6 +213,7 @@ def build_segmenter(
         dilations=HEAD_DILATIONS[output_stride] if dilations is None else dilations,
         pooling_size=POOLING_PIXELS // output_stride if pooling is None else pooling,
     )
+    synchronise_batch_norms(backbone, group)
     use_pointwise(backbone)
     use_pointwise(head)
     return Segmenter(backbone, head, body, make)

@@ -1,6 +1,4 @@
-"""ResNets that halve the resolution in a 1x1 convolution, and weight files of one kind that are not taken for the
-other's.
-"""
+"""ResNets that stride in a 1x1 convolution, and weight files that are not taken for those of the other kind."""
 
 import math
 
@@ -84,6 +82,8 @@ def test_published_weights_give_the_features_of_the_plain_network(shared, publis
         expected, others = (list(plain_resnet(state, x, stride_in_1x1)) for stride_in_1x1 in (True, False))
     for stage, (mine, wanted) in enumerate(zip(ours, expected, strict=True)):
         step = max(1, (4 << stage) // output_stride)
-        assert mine.shape[-2:] == tuple(math.ceil(side / min(4 << stage, output_stride)) for side in x.shape[-2:])
+        assert mine.shape[-2:] == tuple(
+            math.ceil(side / min(4 << stage, output_stride)) for side in x.shape[-2:]
+        )
         assert (mine[..., ::step, ::step] - wanted).abs().max() < 1e-4 * wanted.abs().max()
     assert (others[-1] - expected[-1]).abs().max() > 0.1 * expected[-1].abs().max()  # the stride matters
