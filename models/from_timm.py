@@ -85,6 +85,11 @@ class TimmBackbone(Backbone):
                 f"which cannot be brought to model.output_stride={output_stride}; take the other output "
                 "stride or another network"
             )
+        if self.reduction > output_stride:
+            self.note = (
+                f"{TIMM}{name} gives features {self.reduction} times smaller than the images, and timm "
+                f"cannot build it otherwise: they are enlarged to model.output_stride={output_stride}"
+            )
 
     def stages(self, x: Tensor) -> Iterator[Tensor]:
         """Yield what timm gives; the last stage is enlarged to the output stride if it is coarser.

@@ -1,4 +1,4 @@
-"""The contract of models/backbone.py, to which every registered backbone is held, and some networks of timm."""
+"""The contract of models/backbone.py, to which every registered backbone and some of timm are held."""
 
 import copy
 import math

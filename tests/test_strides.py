@@ -1,4 +1,4 @@
-"""ResNets that stride in a 1x1 convolution, and weight files that are not taken for those of the other kind."""
+"""ResNets that stride in a 1x1 convolution, and weight files that are not taken for the other kind."""
 
 import math
 
@@ -7,9 +7,11 @@ import pytest
 import torch
 from torch.nn import functional as F
 
+from data.vision import torchvision
 from models import build_segmenter
 from models.norm import LEAKY_SLOPE
-from models.pretrained import load_backbone_weights
+from models.pretrained import WeightsError, load_backbone_weights
+from models.strides import MARK
 
 DEPTHS = (3, 4, 6, 3)
 
@@ -87,3 +89,79 @@ def test_published_weights_give_the_features_of_the_plain_network(shared, publis
         )
         assert (mine[..., ::step, ::step] - wanted).abs().max() < 1e-4 * wanted.abs().max()
     assert (others[-1] - expected[-1]).abs().max() > 0.1 * expected[-1].abs().max()  # the stride matters
+
+
+# ---- which kind a file is of -------------------------------------------------------------------------------
+
+
+def bottlenecks(body):
+    torch.manual_seed(0)
+    return build_segmenter(body, head_channels=8)
+
+
+def torchvision_state():
+    torch.manual_seed(1)
+    return torchvision.models.resnet50().state_dict()
+
+
+def other_of(body):
+    return "resnet50" if body == "resnet50_v1" else "resnet50_v1"
+
+
+def test_published_weights_are_known_by_content_whatever_their_name(published, tmp_path):
+    path = tmp_path / "resnet50.pth"
+    torch.save({"state_dict": torch.load(published, weights_only=True)}, path)
+    with pytest.raises(
+        WeightsError, match=r"strides in the first 1x1 convolution.*set model.body=resnet50_v1"
+    ):
+        load_backbone_weights(bottlenecks("resnet50"), path)
+    assert not load_backbone_weights(bottlenecks("resnet50_v1"), path).note
+    pytest.importorskip("timm")
+    with pytest.raises(WeightsError, match=r"set model.body=resnet50_v1"):
+        load_backbone_weights(bottlenecks("timm/resnet50"), path)
+
+
+@pytest.mark.parametrize("body", ["resnet50", "resnet50_v1"])
+def test_a_file_may_say_it_itself(tmp_path, body):
+    path = tmp_path / "mine.pth"
+    torch.save({"state_dict": torchvision_state(), MARK: body == "resnet50_v1"}, path)
+    assert not load_backbone_weights(bottlenecks(body), path).note
+    with pytest.raises(WeightsError, match=f"names and shapes fit.*set model.body={body}$"):
+        load_backbone_weights(bottlenecks(other_of(body)), path)
+
+
+@pytest.mark.parametrize("body", ["resnet50", "resnet50_v1"])
+def test_of_other_files_nothing_is_known_and_that_is_said(tmp_path, body):
+    torch.save(torchvision_state(), tmp_path / "mine.pth")
+    note = load_backbone_weights(bottlenecks(body), tmp_path / "mine.pth").note
+    assert f"mine.pth does not tell which convolution of its blocks strides; it is taken as {body}" in note
+    assert f"use model.body={other_of(body)}" in note
+
+
+def test_files_of_torchvision_are_known_by_their_hash(tmp_path, monkeypatch):
+    path = tmp_path / "renamed.pth"
+    torch.save(torchvision_state(), path)
+    published = torchvision.models.get_model_weights("resnet50")["IMAGENET1K_V1"].url
+    monkeypatch.setattr("models.pretrained.sha256_of", lambda path: published[-12:-4] + "0" * 56)
+    assert not load_backbone_weights(bottlenecks("resnet50"), path).note
+    with pytest.raises(WeightsError, match="in the 3x3 convolution, resnet50_v1"):
+        load_backbone_weights(bottlenecks("resnet50_v1"), path)
+
+
+def test_files_of_inplace_abn_stride_in_3x3(tmp_path):
+    from test_pretrained import write_iabn
+
+    write_iabn(tmp_path / "file.pth.tar", bottlenecks("resnet50"))
+    assert not load_backbone_weights(bottlenecks("resnet50"), tmp_path / "file.pth.tar").note
+    with pytest.raises(WeightsError, match=r"set model.body=resnet50$"):
+        load_backbone_weights(bottlenecks("resnet50_v1"), tmp_path / "file.pth.tar")
+
+
+def test_blocks_without_a_1x1_convolution_have_one_kind(tmp_path):
+    torch.save(torchvision.models.resnet18().state_dict(), tmp_path / "file.pth")
+    assert not load_backbone_weights(bottlenecks("resnet18"), tmp_path / "file.pth").note
+
+
+def test_no_download_is_offered_for_the_other_kind():
+    with pytest.raises(WeightsError, match="no ImageNet weights exist for resnet50_v1"):
+        load_backbone_weights(bottlenecks("resnet50_v1"), "imagenet")
