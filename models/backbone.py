@@ -29,6 +29,7 @@ class Backbone(nn.Module):
 
     channels: tuple[int, ...]  # of what each stage gives
     slope: float = 1.0  # of the leaky ReLU that every stage ends with; 1 = there is none
+    signed_norms: bool = False  # its norms scale by the weight itself, not by |weight| + eps
     note: str = ""  # what a run says of it once
     stride_in_1x1: bool | None = None  # or in 3x3; None = there is no such choice (models/strides.py)
 

@@ -69,6 +69,7 @@ class TimmBackbone(Backbone):
     Stages are compared as they are: what came before a ReLU cannot be computed back.
     """
 
+    signed_norms = True
     net: Any
 
     def __init__(self, name: str, output_stride: int) -> None:
@@ -157,5 +158,4 @@ def backbone_part(
             ignored.append(theirs)
         else:
             state[pairs.get(theirs, theirs)] = tensor
-    counters = {key: t for key, t in backbone.state_dict().items() if key.endswith("num_batches_tracked")}
-    return counters | state, ignored
+    return state, ignored

@@ -58,16 +58,22 @@ def load_backbone_weights(segmenter: Segmenter, source: str | Path) -> Report:
     "imagenet" from torchvision's download.
     """
     path = weights_file(segmenter.backbone_name, source, fetch=True)
-    file = _read(path)
+    file = read(path)
+    signed = getattr(segmenter.body, "signed_norms", False)
     if isinstance(segmenter.body, TimmBackbone):
-        format_name = "timm"
-        tensors = _tensors(_nested(file), counted=True)
+        format_name, tensors = "timm", tensors_of(nested(file))
         state, ignored = from_timm.backbone_part(segmenter.backbone_name, segmenter.body, tensors)
     else:
         format_name, state, ignored = _backbone_part(path, file)
-    _check_fits(path, format_name, state, _shapes(segmenter.body))
+        if signed and format_name != "torchvision":
+            raise WeightsError(
+                f"{path}: the norms and activations of {format_name} files are not those of "
+                f"{segmenter.backbone_name}: set model.body={segmenter.backbone_name.removesuffix('_relu')}"
+            )
+    state = counters(segmenter.body) | state
+    check_fits(path, format_name, state, shapes(segmenter.body))
     note = _check_stride(path, segmenter, file, format_name, state)
-    if format_name == "torchvision":
+    if format_name == "torchvision" and not signed:
         state = without_signs(segmenter.body, state)
     elif format_name == "MiB":
         remedy = "scripts.import_mib --norm-act abn and train.start_from"
@@ -85,10 +91,15 @@ def import_mib_checkpoint(path: str | Path, segmenter: Segmenter, *, signed_norm
     which nothing in it tells.
     """
     path = Path(path)
-    file = _read(path)
+    file = read(path)
     if not isinstance(file.get("model_state"), Mapping):
         raise WeightsError(f"{path}: not a step checkpoint of the MiB family, it has no `model_state`")
-    state, ignored = _rename(_tensors(file["model_state"]), _name_from_mib)
+    found = tensors_of(file["model_state"])
+    if "cls.0.weight" in found and ("scalar" in found or "cls.0.bias" not in found):
+        raise WeightsError(
+            f"{path}: its classifiers have no bias, as with PLOP's option --cosine, which does not exist here"
+        )
+    state, ignored = _rename(found, _name_from_mib)
     sizes = _classifier_sizes(path, state)
     present = [classifier.out_channels for classifier in segmenter.classifiers]
     if present != sizes[: len(present)]:
@@ -96,11 +107,11 @@ def import_mib_checkpoint(path: str | Path, segmenter: Segmenter, *, signed_norm
             f"{path}: its classifiers have {sizes} classes, the segmenter's {present}: "
             "use the protocol and the step of the checkpoint"
         )
-    wanted = _shapes(segmenter)
+    wanted = shapes(segmenter)
     for index, num in enumerate(sizes):
         wanted[f"classifiers.{index}.weight"] = (num, segmenter.head.out_channels, 1, 1)
         wanted[f"classifiers.{index}.bias"] = (num,)
-    _check_fits(path, "MiB", state, wanted)
+    check_fits(path, "MiB", state, wanted)
 
     for num in sizes[len(present) :]:
         segmenter.add_classes(num)
@@ -130,7 +141,7 @@ def _check_is_there(path: Path) -> None:
         )
 
 
-def _read(path: Path) -> dict:
+def read(path: Path) -> dict:
     _check_is_there(path)
     hashed = _HASHED_NAME.fullmatch(path.name)
     if hashed and not sha256_of(path).startswith(hashed[1]):
@@ -229,7 +240,7 @@ def _imagenet_file(backbone_name: str, fetch: bool) -> Path:
 # ---- names -------------------------------------------------------------------------------------------------
 
 
-def _nested(file: Mapping) -> Mapping:
+def nested(file: Mapping) -> Mapping:
     """Return the state dict in a file, which may be the file itself."""
     for key in ("model_state", "state_dict"):
         if isinstance(file.get(key), Mapping):
@@ -237,20 +248,25 @@ def _nested(file: Mapping) -> Mapping:
     return file
 
 
-def _tensors(state: Mapping, counted: bool = False) -> State:
-    """Return the tensors under their names without the `module.` of a distributed wrapper;
-    our norms count no batches, those of timm do.
+def tensors_of(state: Mapping) -> State:
+    """Return the tensors under their names without the `module.` of a distributed wrapper,
+    and without the batches that norms counted.
     """
     return {
         name.removeprefix("module."): value
         for name, value in state.items()
-        if isinstance(value, Tensor) and (counted or not name.endswith(".num_batches_tracked"))
+        if isinstance(value, Tensor) and not name.endswith(".num_batches_tracked")
     }
+
+
+def counters(network: nn.Module) -> State:
+    """Return what PyTorch's norms count, and no network computes with; ours count nothing."""
+    return {name: t for name, t in network.state_dict().items() if name.endswith(".num_batches_tracked")}
 
 
 def _backbone_part(path: Path, file: dict) -> tuple[str, State, list[str]]:
     """(format, backbone tensors under our names, other names of the file)."""
-    tensors = _tensors(_nested(file))
+    tensors = tensors_of(nested(file))
     if "conv1.weight" in tensors or "features.0.0.weight" in tensors:
         format_name, rename = "torchvision", _name_from_torchvision
     elif "mod1.conv1.weight" in tensors:
@@ -337,11 +353,11 @@ def _check_stride(path: Path, segmenter: Segmenter, file: dict, format_name: str
 # ---- what fits ---------------------------------------------------------------------------------------------
 
 
-def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
 
 
-def _check_fits(path: Path, format_name: str, state: State, wanted: dict[str, tuple[int, ...]]) -> None:
+def check_fits(path: Path, format_name: str, state: State, wanted: dict[str, tuple[int, ...]]) -> None:
     """Every wanted name is there in the wanted shape, and nothing is left over:
     a deeper network is another one.
     """
