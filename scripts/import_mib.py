@@ -4,7 +4,7 @@ from or score.
 python -m scripts.import_mib 15-5s-voc_MiB_0.pth step_0.pt configs/voc/15-1.yaml
 python train.py configs/voc/15-1.yaml configs/methods/mib.yaml data.root=/data/voc train.start_from=step_0.pt
 
-Files of DKD and STAR need model.body=resnet101_relu model.head=aspp and configs/methods/dkd.yaml. Overlays
+Files of DKD and STAR need model.body=resnet101_relu model.head=aspp and the overlay of their method. Overlays
 and overrides say which network and protocol the file is of, --norm-act with which norms a file of the MiB
 family was trained; the file itself says neither. Nothing in it is executed.
 """
@@ -23,7 +23,6 @@ from models.pretrained import WeightsError, import_mib_checkpoint, sha256_of
 from models.segmenter import build_segmenter
 from models.sigmoid_steps import import_sigmoid_step, is_sigmoid_step
 
-SIGMOID_RULE = "dkd"  # background where no sigmoid exceeds 1/2, else the largest one's: STAR's too
 CLASS_NAMES = {"voc": voc.CLASS_NAMES, "ade": ade.CLASS_NAMES}
 
 
@@ -95,7 +94,7 @@ def convert(source: Path, target: Path, config_arguments: list[str], *, signed_n
         config=dump_config(config),
         trained={"imported": {"file": source.name, "sha256": sha256_of(source)}},
         num_new=step.num_classes if step.index == 0 else step.num_new,
-        rule=SIGMOID_RULE if foreground else None,
+        rule=report.format.lower() if foreground else None,  # the method of DKD or STAR
     )
     checkpoint.save(state, target)
     written = f"step {step.index} of {config.data.protocol} written to {target}"
