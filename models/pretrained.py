@@ -194,6 +194,8 @@ def _read_safetensors(path: Path) -> dict:
 
 def _timm_file(backbone_name: str, fetch: bool) -> Path:
     """Return the file of this backbone in the cache of timm's hub; `fetch` downloads it."""
+    if problem := from_timm.why_not(backbone_name):
+        raise WeightsError(f"model.pretrained=imagenet: {problem}")
     settings = from_timm.import_timm().get_pretrained_cfg(backbone_name.removeprefix(TIMM))
     if not settings.hf_hub_id:
         raise WeightsError(
@@ -206,7 +208,7 @@ def _timm_file(backbone_name: str, fetch: bool) -> Path:
         return Path(huggingface_hub.hf_hub_download(settings.hf_hub_id, name, local_files_only=not fetch))
     except Exception as error:  # it raises those of its HTTP library too
         if not fetch:
-            return Path(name)  # not here yet
+            return Path(torch.hub.get_dir(), settings.hf_hub_id, name)  # where nothing is
         raise WeightsError(
             f"{settings.hf_hub_id}/{name}: cannot be downloaded ({str(error).splitlines()[0]}); "
             "fetch it on another machine and set model.pretrained to the path of the file"

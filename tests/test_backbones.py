@@ -139,6 +139,15 @@ def test_colours_are_of_all_three_channels(name):
     assert len(mean) == len(std) == 3 and all(0 < value < 1 for value in (*mean, *std))
 
 
+def test_a_registered_function_may_say_its_colours(monkeypatch):
+    def grey(*, output_stride, norm):
+        return BACKBONES["resnet_tiny"](output_stride=output_stride, norm=norm)
+
+    grey.colours = Colours((0.5, 0.5, 0.5), (1.0, 1.0, 1.0))
+    monkeypatch.setitem(BACKBONES, "grey", grey)
+    assert colours_of("grey") == built("grey").colours == grey.colours != IMAGENET
+
+
 def test_the_colours_of_imagenet_are_those_that_images_are_normalised_by():
     from data.transforms import MEAN, STD
 

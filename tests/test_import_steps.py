@@ -150,12 +150,19 @@ def test_an_imported_step_is_scored_without_training(tmp_path, capsys):
         "data.crop=32",
     )
     places = (f"data.root={root}", f"data.cache={tmp_path}", f"run.folder={tmp_path}/runs", "run.name=scored")
-    small = ("train.batch_size=2", "run.pictures=0", "run.tracker=none")
+    small = ("train.batch_size=2", "train.epochs_later=1", "run.pictures=0", "run.tracker=none")
     arguments = [*network, *options, *places, *small, f"train.start_from={target}"]
     assert train.main(arguments) == 0
     (scored,) = json.loads((tmp_path / "runs/scored/results.json").read_text())["steps"]
     assert scored["step"] == 0 and np.array(scored["confusion"]).sum() > 0
     assert np.array(scored["confusion"]).shape[1] == 20  # the background, which has no classifier, too
+    assert train.main([*arguments, "train.last_step=1"]) == 0  # DKD goes on from it
+    before, after = (
+        checkpoint.load(place)["model"] for place in (target, tmp_path / "runs/scored/step_1.pt")
+    )
+    new, auxiliary = after["classifiers.1.weight"], before["further.auxiliary.weight"]
+    torch.testing.assert_close(new, auxiliary, rtol=0, atol=0.05)  # where it started
+    assert not torch.equal(after["head.last_conv.0.weight"], before["head.last_conv.0.weight"])
 
 
 def test_files_that_do_not_fit_say_what_to_set(tmp_path):

@@ -55,6 +55,19 @@ def test_without_the_package_the_error_says_how_to_get_it(without_timm, toy_argu
     assert "resnet101" in BACKBONES and "timm/resnet18" not in BACKBONES
 
 
+def test_a_checkpoint_of_timm_says_what_it_needs(toy_arguments, tmp_path, monkeypatch, timm):
+    model, architecture = segmenter_of("timm/test_vit"), {"body": "timm/test_vit", "head_channels": 4}
+    facts = {"step": 0, "class_ids": [0, 1, 2], "class_names": ["background", "a", "b"], "config": ""}
+    state = checkpoint.step_state(model, architecture, methods={}, costs={}, **facts)
+    checkpoint.save(state, tmp_path / "step_0.pt")
+    assert checkpoint.load_segmenter(tmp_path / "step_0.pt")[0].num_classes == 3
+    monkeypatch.setitem(sys.modules, "timm", None)
+    with pytest.raises(checkpoint.CheckpointError, match=r"needs the package timm.*pip install timm"):
+        checkpoint.load_segmenter(tmp_path / "step_0.pt")
+    with pytest.raises(WeightsError, match="needs the package timm"):
+        weights_file("timm/test_vit", "imagenet")
+
+
 def test_an_unknown_network_is_refused_with_a_near_one(timm, toy_arguments):
     with pytest.raises(
         ConfigError, match=r"'timm/resnet51' is no network of timm .*did you mean timm/resnet"
