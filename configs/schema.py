@@ -169,6 +169,7 @@ class ModelConfig(Section):
     output_stride: Literal[8, 16]
     norm: Literal["abn", "abn_lean", "iabn"]
     sync: bool
+    head: Literal["deeplab", "aspp"]
     head_channels: Size
     dilations: Dilations | None
     pooling: Size | None
@@ -178,9 +179,9 @@ class ModelConfig(Section):
     @property
     def architecture(self) -> dict[str, Any]:
         """The arguments that the network is built with, which a checkpoint records."""
-        arguments = self.model_dump(include={"body", "output_stride", "norm", "head_channels", "dilations"})
-        # Left out where it says nothing, so that checkpoints from before it existed fit.
-        return arguments if self.pooling is None else arguments | {"pooling": self.pooling}
+        newer = {"pooling": None, "head": "deeplab"}  # left out where they say nothing: older checkpoints fit
+        said = {key: value for key, value in self if key in newer and value != newer[key]}
+        return self.model_dump(include={"body", "output_stride", "norm", "head_channels", "dilations"}) | said
 
 
 class MethodConfig(Section):

@@ -90,20 +90,27 @@ def resize_labels(labels: Tensor, size: list[int]) -> Tensor:
     return F.interpolate(labels[None, None], size=tuple(size), mode="nearest-exact")[0, 0]
 
 
-def normalise(images: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return a uint8 batch (B, 3, H, W) with zero mean and unit variance over ImageNet,
-    computed in float32.
+def normalise(
+    images: Tensor,
+    dtype: torch.dtype = torch.float32,
+    mean: Sequence[float] = MEAN,
+    std: Sequence[float] = STD,
+) -> Tensor:
+    """Return a uint8 batch (B, 3, H, W) with zero mean and unit variance over the images of which these are
+    mean and deviation, ImageNet's if nothing is said; computed in float32.
     """
-    mean, std = _statistics(images.device, torch.get_default_dtype())
-    return ((images.float() - mean) / std).to(dtype)
+    centre, spread = _statistics(images.device, torch.get_default_dtype(), tuple(mean), tuple(std))
+    return ((images.float() - centre) / spread).to(dtype)
 
 
 @lru_cache
-def _statistics(device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+def _statistics(
+    device: torch.device, dtype: torch.dtype, mean: tuple[float, ...], std: tuple[float, ...]
+) -> tuple[Tensor, Tensor]:
     """Return mean and deviation of bytes. Made once: numbers that go to a GPU wait for all it has to do."""
     with torch.inference_mode(False):  # evaluation may ask first
-        mean, std = (torch.tensor(values, dtype=dtype, device=device) for values in (MEAN, STD))
-        return mean.view(3, 1, 1) * 255, std.view(3, 1, 1) * 255
+        centre, spread = (torch.tensor(values, dtype=dtype, device=device) for values in (mean, std))
+        return centre.view(3, 1, 1) * 255, spread.view(3, 1, 1) * 255
 
 
 def _v2() -> Any:

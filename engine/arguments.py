@@ -93,7 +93,7 @@ def help_text(about: str) -> str:
         f"Averages (average.name): {', '.join(AVERAGES)}\n"
         f"Optimizers (optim.name): {', '.join(OPTIMIZERS)}\n"
         f"Schedules (optim.schedule): {', '.join(SCHEDULES)}\n"
-        f"Backbones (model.body): {', '.join(BACKBONES)}\n"
+        f"Backbones (model.body): {', '.join(BACKBONES)}, timm/<name>\n"
         f"Trackers (run.tracker): {', '.join(TRACKERS)}\n"
         f"Data sets (data.dataset): {', '.join(DATASETS)}\n"
         "Protocols (data.protocol), by data.dataset:\n"

@@ -86,7 +86,8 @@ class Subject:
 
     def inputs(self, images: Tensor) -> Tensor:
         """Images as the model takes them."""
-        return normalise(images.to(self.parameters[0].device), self.parameters[0].dtype)
+        like = self.parameters[0]
+        return normalise(images.to(like.device), like.dtype, *self.model.colours)
 
     def segmentation(self, batch: CurvatureBatch) -> Tensor:
         """l_seg."""

@@ -32,7 +32,7 @@ NO_RECIPE = (
         "model.body",
         "model.output_stride",
         "model.norm",
-        "model.head_channels",
+        "model.head",  # and model.head_channels
         "model.dilations",
         "model.pooling",
     ),

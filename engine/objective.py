@@ -14,13 +14,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from configs.schema import Config, TrainConfig
+from configs.schema import Config
 from data.transforms import normalise
 from engine import checkpoint
 from engine.ranks import Ranks
 from engine.run_folder import RunError
 from methods import Batch, Method, Update, Weights
 from methods.losses.fused import Pending
+from models.backbone import IMAGENET, Colours, colours_of
 from models.segmenter import Output, Segmenter
 
 Shown = tuple[Batch, Output | None]  # to the student, and what the teacher says of it
@@ -36,10 +37,11 @@ class Placement:
     device: torch.device
     channels_last: bool
     amp: str
+    colours: Colours = IMAGENET  # by which the backbone wants images normalised
 
     @classmethod
-    def of(cls, train: TrainConfig, device: torch.device) -> "Placement":
-        return cls(device, train.channels_last, train.amp)
+    def of(cls, config: Config, device: torch.device) -> "Placement":
+        return cls(device, config.train.channels_last, config.train.amp, colours_of(config.model.body))
 
     def arrange(self, tensors: Any) -> Any:
         """Return a module or a batch of images in the memory format of the run."""
@@ -47,7 +49,8 @@ class Placement:
 
     def images(self, images: Tensor) -> Tensor:
         """Return images as floats on the device; they travel there as uint8."""
-        return self.arrange(normalise(images.to(self.device, non_blocking=True), torch.get_default_dtype()))
+        images = images.to(self.device, non_blocking=True)
+        return self.arrange(normalise(images, torch.get_default_dtype(), *self.colours))
 
     def labels(self, labels: Tensor) -> Tensor:
         return labels.to(self.device, non_blocking=True).long()
@@ -69,7 +72,7 @@ class Objective:
         scaler: torch.amp.GradScaler,
         batches: Iterator,
     ):
-        self.ranks, self.place = ranks, Placement.of(config.train, ranks.device)
+        self.ranks, self.place = ranks, Placement.of(config, ranks.device)
         self.student, self.teacher, self.method = student, teacher, method
         self.scaler, self.batches = scaler, batches
         self.num_parts, self.beta = config.train.accumulate, config.method.entropy

@@ -64,7 +64,7 @@ class Network:
         size = shown_size(image.size, self.size, self.megapixels)
         shown = image.resize(size, Image.Resampling.BILINEAR)
         batch = torch.from_numpy(np.array(shown)).permute(2, 0, 1)[None].to(self.device)
-        scores = predict(self.model, normalise(batch), flip=self.flip)[0]
+        scores = predict(self.model, normalise(batch, torch.float32, *self.model.colours), flip=self.flip)[0]
         labels = self.class_ids[scores.argmax(dim=0).cpu().numpy()]
         probabilities = None
         if with_probabilities:  # with a flip, or by a method's rule, the scores are probabilities already

@@ -167,7 +167,7 @@ class Probe:
 
     @property
     def _place(self) -> Placement:
-        return Placement.of(self.config.train, self.device)
+        return Placement.of(self.config, self.device)
 
 
 def freeze_like(model: nn.Module, twin: nn.Module) -> None:

@@ -86,7 +86,7 @@ class Run:
 
     @cached_property
     def place(self) -> Placement:
-        return Placement.of(self.config.train, self.ranks.device)
+        return Placement.of(self.config, self.ranks.device)
 
     @property
     def sync_group(self) -> torch.distributed.ProcessGroup | None:

@@ -208,6 +208,8 @@ def begin_step(
             model = build_segmenter(**config.model.architecture, group=run.sync_group).to(run.ranks.device)
         except ValueError as error:
             raise RunError(str(error)) from error
+        if note := getattr(model.body, "note", ""):
+            run.say(f"note: {note}")
         if config.model.pretrained:
             run.say(str(load_backbone_weights(model, config.model.pretrained)))
         method.add_classifier(model, step)

@@ -8,7 +8,7 @@ from functools import partial
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from models.backbone import register
+from models.backbone import Backbone, register
 from models.norm import ABN, NormFactory
 
 STAGE_ENDS = (
@@ -19,7 +19,7 @@ STAGE_ENDS = (
 )  # blocks with 24, 32, 96 and 320 channels at the strides 4, 8, 16 and 32 (undilated)
 
 
-class MobileNetV2(nn.Module):
+class MobileNetV2(Backbone):
     """torchvision's `features` (same parameter names) with our norms and dilation instead of stride.
 
     Left out is the last layer, which widens 320 channels to 1280 for the ImageNet classifier: the dilated
@@ -32,7 +32,7 @@ class MobileNetV2(nn.Module):
 
         network = torchvision.models.MobileNetV2(norm_layer=partial(norm, activation="identity"))
         self.features = network.features[:-1]
-        self.out_channels = self.features[-1].out_channels
+        self.channels = tuple(self.features[end].out_channels for end in STAGE_ENDS)
         pure = all(type(module) is ABN for module in self.modules() if hasattr(module, "running_mean"))
         for module in self.modules():
             if isinstance(module, nn.ReLU6):
@@ -40,19 +40,13 @@ class MobileNetV2(nn.Module):
         _dilate(self.features, output_stride)
 
     def stages(self, x: Tensor) -> Iterator[Tensor]:
-        """Yield what the blocks before each change of resolution give, and the last one."""
+        """Yield what the blocks before each change of resolution give, and the last one:
+        they end without an activation.
+        """
         for number, block in enumerate(self.features):
             x = block(x)
             if number in STAGE_ENDS:
                 yield x
-
-    @staticmethod
-    def before_activation(stage: Tensor) -> Tensor:
-        """The blocks end without an activation."""
-        return stage
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.features(x)
 
 
 class DilatedDepthwise(nn.Conv2d):

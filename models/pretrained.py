@@ -1,4 +1,4 @@
-"""Weights from elsewhere -> our names: torchvision's and InPlaceABN's ImageNet backbones,
+"""Weights from elsewhere -> our names: torchvision's, timm's and InPlaceABN's ImageNet backbones,
 MiB-family step checkpoints.
 
 A file is only ever read as tensors (`weights_only`), fits completely or is refused, and the report says what
@@ -20,9 +20,11 @@ import torch
 from torch import Tensor, nn
 
 from configs.errors import UserError
-from models.deeplabv3 import DeepLabV3
-from models.norm import EPS
+from models import from_timm, strides
+from models.backbone import TIMM
+from models.from_timm import TimmBackbone
 from models.segmenter import Segmenter
+from models.signs import negative_scales, without_signs
 
 State = dict[str, Tensor]
 
@@ -56,15 +58,26 @@ def load_backbone_weights(segmenter: Segmenter, source: str | Path) -> Report:
     "imagenet" from torchvision's download.
     """
     path = weights_file(segmenter.backbone_name, source, fetch=True)
-    format_name, state, ignored = _backbone_part(path, _read(path))
-    _check_fits(path, format_name, state, _shapes(segmenter.body))
-    note = ""
-    if format_name == "torchvision":
-        state = _without_signs(segmenter.body, state)
+    file = read(path)
+    signed = getattr(segmenter.body, "signed_norms", False)
+    if isinstance(segmenter.body, TimmBackbone):
+        format_name, tensors = "timm", tensors_of(nested(file))
+        state, ignored = from_timm.backbone_part(segmenter.backbone_name, segmenter.body, tensors)
+    else:
+        format_name, state, ignored = _backbone_part(path, file)
+        if signed and format_name != "torchvision":
+            raise WeightsError(
+                f"{path}: the norms and activations of {format_name} files are not those of "
+                f"{segmenter.backbone_name}: set model.body={segmenter.backbone_name.removesuffix('_relu')}"
+            )
+    state = counters(segmenter.body) | state
+    check_fits(path, format_name, state, shapes(segmenter.body))
+    note = _check_stride(path, segmenter, file, format_name, state)
+    if format_name == "torchvision" and not signed:
+        state = without_signs(segmenter.body, state)
     elif format_name == "MiB":
-        note = _negative_scales(
-            segmenter.body, state, "scripts.import_mib --norm-act abn and train.start_from"
-        )
+        remedy = "scripts.import_mib --norm-act abn and train.start_from"
+        note = negative_scales(segmenter.body, state, remedy)
     segmenter.body.load_state_dict(state)
     missing = [name for name in segmenter.state_dict() if not name.startswith("body.")]
     return Report(str(path), format_name, [f"body.{name}" for name in state], ignored, missing, note)
@@ -78,10 +91,15 @@ def import_mib_checkpoint(path: str | Path, segmenter: Segmenter, *, signed_norm
     which nothing in it tells.
     """
     path = Path(path)
-    file = _read(path)
+    file = read(path)
     if not isinstance(file.get("model_state"), Mapping):
         raise WeightsError(f"{path}: not a step checkpoint of the MiB family, it has no `model_state`")
-    state, ignored = _rename(_tensors(file["model_state"]), _name_from_mib)
+    found = tensors_of(file["model_state"])
+    if "cls.0.weight" in found and ("scalar" in found or "cls.0.bias" not in found):
+        raise WeightsError(
+            f"{path}: its classifiers have no bias, as with PLOP's option --cosine, which does not exist here"
+        )
+    state, ignored = _rename(found, _name_from_mib)
     sizes = _classifier_sizes(path, state)
     present = [classifier.out_channels for classifier in segmenter.classifiers]
     if present != sizes[: len(present)]:
@@ -89,16 +107,16 @@ def import_mib_checkpoint(path: str | Path, segmenter: Segmenter, *, signed_norm
             f"{path}: its classifiers have {sizes} classes, the segmenter's {present}: "
             "use the protocol and the step of the checkpoint"
         )
-    wanted = _shapes(segmenter)
+    wanted = shapes(segmenter)
     for index, num in enumerate(sizes):
         wanted[f"classifiers.{index}.weight"] = (num, segmenter.head.out_channels, 1, 1)
         wanted[f"classifiers.{index}.bias"] = (num,)
-    _check_fits(path, "MiB", state, wanted)
+    check_fits(path, "MiB", state, wanted)
 
     for num in sizes[len(present) :]:
         segmenter.add_classes(num)
-    note = "" if signed_norms else _negative_scales(segmenter, state, "--norm-act abn")
-    segmenter.load_state_dict(_without_signs(segmenter, state) if signed_norms else state)
+    note = "" if signed_norms else negative_scales(segmenter, state, "--norm-act abn")
+    segmenter.load_state_dict(without_signs(segmenter, state) if signed_norms else state)
     return Report(str(path), "MiB", list(state), ignored, [], note)
 
 
@@ -109,7 +127,8 @@ def weights_file(backbone_name: str, source: str | Path, fetch: bool = False) ->
     """Return the file that `source` stands for; with `fetch` it is there, downloaded if need be,
     or WeightsError.
     """
-    path = _imagenet_file(backbone_name, fetch) if str(source) == "imagenet" else Path(source)
+    find = _timm_file if backbone_name.startswith(TIMM) else _imagenet_file
+    path = find(backbone_name, fetch) if str(source) == "imagenet" else Path(source)
     if fetch:
         _check_is_there(path)
     return path
@@ -122,7 +141,7 @@ def _check_is_there(path: Path) -> None:
         )
 
 
-def _read(path: Path) -> dict:
+def read(path: Path) -> dict:
     _check_is_there(path)
     hashed = _HASHED_NAME.fullmatch(path.name)
     if hashed and not sha256_of(path).startswith(hashed[1]):
@@ -131,6 +150,8 @@ def _read(path: Path) -> dict:
             "get the file again, or rename it if its content was changed on purpose"
         )
     try:
+        if path.suffix == ".safetensors":
+            return _read_safetensors(path)
         with torch.serialization.safe_globals(_NUMPY_SCALARS):
             content = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # a damaged file can fail anywhere in the unpickler
@@ -162,6 +183,38 @@ def sha256_of(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
+def _read_safetensors(path: Path) -> dict:
+    """Return the tensors of a file as timm publishes them; the package comes with timm."""
+    try:
+        from safetensors.torch import load_file
+    except ImportError as error:
+        raise WeightsError(f"{path}: needs the package safetensors ({error}): pip install timm") from error
+    return load_file(path)
+
+
+def _timm_file(backbone_name: str, fetch: bool) -> Path:
+    """Return the file of this backbone in the cache of timm's hub; `fetch` downloads it."""
+    if problem := from_timm.why_not(backbone_name):
+        raise WeightsError(f"model.pretrained=imagenet: {problem}")
+    settings = from_timm.import_timm().get_pretrained_cfg(backbone_name.removeprefix(TIMM))
+    if not settings.hf_hub_id:
+        raise WeightsError(
+            f"timm publishes no weights of {backbone_name}: set model.pretrained to null or to a path"
+        )
+    import huggingface_hub
+
+    name = settings.hf_hub_filename or "model.safetensors"
+    try:
+        return Path(huggingface_hub.hf_hub_download(settings.hf_hub_id, name, local_files_only=not fetch))
+    except Exception as error:  # it raises those of its HTTP library too
+        if not fetch:
+            return Path(torch.hub.get_dir(), settings.hf_hub_id, name)  # where nothing is
+        raise WeightsError(
+            f"{settings.hf_hub_id}/{name}: cannot be downloaded ({str(error).splitlines()[0]}); "
+            "fetch it on another machine and set model.pretrained to the path of the file"
+        ) from error
+
+
 def _imagenet_file(backbone_name: str, fetch: bool) -> Path:
     """torchvision's file of this backbone in the cache of torch.hub;
     `fetch` downloads it when it is not there.
@@ -189,9 +242,17 @@ def _imagenet_file(backbone_name: str, fetch: bool) -> Path:
 # ---- names -------------------------------------------------------------------------------------------------
 
 
-def _tensors(state: Mapping) -> State:
-    """Return the tensors under their names without the `module.` of a distributed wrapper;
-    our norms count no batches.
+def nested(file: Mapping) -> Mapping:
+    """Return the state dict in a file, which may be the file itself."""
+    for key in ("model_state", "state_dict"):
+        if isinstance(file.get(key), Mapping):
+            file = file[key]
+    return file
+
+
+def tensors_of(state: Mapping) -> State:
+    """Return the tensors under their names without the `module.` of a distributed wrapper,
+    and without the batches that norms counted.
     """
     return {
         name.removeprefix("module."): value
@@ -200,12 +261,14 @@ def _tensors(state: Mapping) -> State:
     }
 
 
+def counters(network: nn.Module) -> State:
+    """Return what PyTorch's norms count, and no network computes with; ours count nothing."""
+    return {name: t for name, t in network.state_dict().items() if name.endswith(".num_batches_tracked")}
+
+
 def _backbone_part(path: Path, file: dict) -> tuple[str, State, list[str]]:
     """(format, backbone tensors under our names, other names of the file)."""
-    for key in ("model_state", "state_dict"):
-        if isinstance(file.get(key), Mapping):
-            file = file[key]
-    tensors = _tensors(file)
+    tensors = tensors_of(nested(file))
     if "conv1.weight" in tensors or "features.0.0.weight" in tensors:
         format_name, rename = "torchvision", _name_from_torchvision
     elif "mod1.conv1.weight" in tensors:
@@ -265,63 +328,38 @@ def _classifier_sizes(path: Path, state: State) -> list[int]:
     return sizes
 
 
-# ---- values ------------------------------------------------------------------------------------------------
-
-
-def _without_signs(network: nn.Module, state: State) -> State:
-    """Plain batch norms, scaled by w, as ours, scaled by |w| + eps: the same function.
-
-    w (conv(x) - mean) = |w| (-conv(x) + mean) for w < 0, so the filter and the mean change their sign. Only a
-    scale below eps has no exact counterpart and becomes eps; its weight stays above 0, where |w| has a
-    gradient.
+def _check_stride(path: Path, segmenter: Segmenter, file: dict, format_name: str, state: State) -> str:
+    """Return a note if nothing tells which convolution of the file's bottlenecks strides;
+    WeightsError if it is the other one.
     """
-    state = dict(state)
-    for name, parts in _convolutions_before(network).items():
-        weight = state[f"{name}.weight"]
-        sign = torch.where(weight < 0, -1.0, 1.0).to(weight.dtype)
-        for convs, part in zip(parts, sign.chunk(len(parts)), strict=True):
-            for conv in convs:
-                state[f"{conv}.weight"] = state[f"{conv}.weight"] * part.view(-1, 1, 1, 1)
-        state[f"{name}.running_mean"] = state[f"{name}.running_mean"] * sign
-        state[f"{name}.weight"] = (weight.abs() - EPS).clamp(min=torch.finfo(weight.dtype).tiny)
-    return state
-
-
-def _convolutions_before(network: nn.Module) -> dict[str, list[list[str]]]:
-    """Name of a norm -> for each equal part of its channels, the convolutions whose sum it normalises."""
-    before: dict[str, list[list[str]]] = {}
-    conv = ""
-    for name, module in network.named_modules():
-        if isinstance(module, nn.Conv2d):
-            conv = name
-        elif hasattr(module, "running_mean"):
-            before[name] = [[conv]]  # every norm follows its convolution, but for two of the head
-    for name, module in network.named_modules():
-        if isinstance(module, DeepLabV3):
-            before[f"{name}.map_bn"] = [[f"{name}.map_convs.{i}"] for i in range(len(module.map_convs))]
-            before[f"{name}.red_bn"] = [[f"{name}.red_conv", f"{name}.pool_red_conv"]]
-    return before
-
-
-def _negative_scales(network: nn.Module, state: State, remedy: str) -> str:
-    """Return what to say of a MiB file whose norms are taken for InPlaceABN's: nothing,
-    unless that makes a difference.
-    """
-    weights = [state[f"{name}.weight"] for name in _convolutions_before(network)]
-    negative = sum(int((weight < 0).sum()) for weight in weights)
-    if not negative:
+    wanted = getattr(segmenter.body, "stride_in_1x1", None)
+    if wanted is None:
         return ""
-    return (
-        f"note: {negative} of its {sum(map(len, weights))} norm weights are negative and taken as |weight| + "
-        f"eps, as InPlaceABN does; a file that was trained with MiB's --norm_act abn needs {remedy}"
-    )
+    names = {name.removeprefix("net."): tensor for name, tensor in state.items()}
+    found = strides.stride_of(file, names, format_name, lambda: sha256_of(path))
+    other = strides.other_body(segmenter.backbone_name)
+    if found is None:
+        return (
+            f"note: {path.name} does not tell which convolution of its blocks strides; it is taken as "
+            f"{segmenter.backbone_name}, {strides.KINDS[wanted]}. If its network strides "
+            f"{strides.KINDS[not wanted]}, use model.body={other}"
+        )
+    if found is not wanted:
+        raise WeightsError(
+            f"{path}: its network strides {strides.KINDS[found]}, {segmenter.backbone_name} "
+            f"{strides.KINDS[wanted]}: names and shapes fit, the function does not; set model.body={other}"
+        )
+    return ""
 
 
-def _shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
+# ---- what fits ---------------------------------------------------------------------------------------------
+
+
+def shapes(module: nn.Module) -> dict[str, tuple[int, ...]]:
     return {name: tuple(tensor.shape) for name, tensor in module.state_dict().items()}
 
 
-def _check_fits(path: Path, format_name: str, state: State, wanted: dict[str, tuple[int, ...]]) -> None:
+def check_fits(path: Path, format_name: str, state: State, wanted: dict[str, tuple[int, ...]]) -> None:
     """Every wanted name is there in the wanted shape, and nothing is left over:
     a deeper network is another one.
     """

@@ -2,7 +2,10 @@
 (dilation instead of stride).
 
 Every norm carries a leaky ReLU, except the last one of a block and the one of the projection: there it
-follows the sum.
+follows the sum. resnet50_v1 and resnet101_v1 halve the resolution in the first 1x1 convolution of a stage, as
+the networks of Caffe, Keras and detectron2's STRIDE_IN_1X1 do, the others in its 3x3 convolution, as those of
+torchvision and MiB. Names and shapes are the same, the functions are not: models/strides.py keeps the files
+apart.
 """
 
 from __future__ import annotations
@@ -10,9 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from torch import Tensor, nn
-from torch.nn import functional as F
 
-from models.backbone import register
+from models.backbone import Backbone, register
 from models.norm import LEAKY_SLOPE, NormFactory, add_and_activate
 
 
@@ -34,13 +36,15 @@ class BasicBlock(nn.Module):
 
 class Bottleneck(nn.Module):
     expansion = 4
+    stride_in_1x1 = False
 
     def __init__(self, in_channels: int, width: int, stride: int, dilation: int, norm: NormFactory) -> None:
         super().__init__()
         out_channels = width * self.expansion
-        self.conv1 = nn.Conv2d(in_channels, width, 1, bias=False)
+        first, second = (stride, 1) if self.stride_in_1x1 else (1, stride)
+        self.conv1 = nn.Conv2d(in_channels, width, 1, stride=first, bias=False)
         self.bn1 = norm(width)
-        self.conv2 = _conv3x3(width, width, stride, dilation)
+        self.conv2 = _conv3x3(width, width, second, dilation)
         self.bn2 = norm(width)
         self.conv3 = nn.Conv2d(width, out_channels, 1, bias=False)
         self.bn3 = norm(out_channels, "identity")
@@ -50,6 +54,16 @@ class Bottleneck(nn.Module):
         out = self.bn1(self.conv1(x))
         out = self.bn2(self.conv2(out))
         return add_and_activate(self.bn3, self.conv3(out), self.downsample(x))
+
+
+class BottleneckV1(Bottleneck):
+    """The stride comes before the 3x3 convolution, which then sees the coarser grid.
+
+    A stage that dilates instead has no stride left, and there both kinds are one: its 3x3 convolutions see
+    the places of the coarser grid.
+    """
+
+    stride_in_1x1 = True
 
 
 def _conv3x3(in_channels: int, out_channels: int, stride: int, dilation: int) -> nn.Conv2d:
@@ -66,13 +80,14 @@ def _projection(in_channels: int, out_channels: int, stride: int, norm: NormFact
     )
 
 
-class ResNet(nn.Module):
+class ResNet(Backbone):
     """Four stages of `block`; a stage that would exceed `output_stride` dilates its 3x3 convolutions instead.
 
     With the usual stem the dilations of the stages are 1, 1, 1, 2 at stride 16 and 1, 1, 2, 4 at stride 8.
     `small_images` halves the image once in the stem (3x3, no pooling) instead of twice (7x7, max-pooling).
     """
 
+    slope = LEAKY_SLOPE
     layer1: nn.Module
     layer2: nn.Module
     layer3: nn.Module
@@ -110,7 +125,8 @@ class ResNet(nn.Module):
                 blocks.append(block(channels, width << stage, stride if index == 0 else 1, dilation, norm))
                 channels = (width << stage) * block.expansion
             self.add_module(f"layer{stage + 1}", nn.Sequential(*blocks))
-        self.out_channels = channels
+        self.channels = tuple((width << stage) * block.expansion for stage in range(len(depths)))
+        self.stride_in_1x1 = getattr(block, "stride_in_1x1", None)
 
         for module in self.modules():
             if isinstance(module, nn.Conv2d):
@@ -122,15 +138,6 @@ class ResNet(nn.Module):
         for stage in (self.layer1, self.layer2, self.layer3, self.layer4):
             x = stage(x)
             yield x
-
-    @staticmethod
-    def before_activation(stage: Tensor) -> Tensor:
-        """What a stage gives, without the leaky ReLU it ends with."""
-        return F.leaky_relu(stage, 1 / LEAKY_SLOPE)
-
-    def forward(self, x: Tensor) -> Tensor:
-        *_, features = self.stages(x)
-        return features
 
 
 @register("resnet18")
@@ -151,6 +158,16 @@ def resnet50(*, output_stride: int, norm: NormFactory) -> ResNet:
 @register("resnet101")
 def resnet101(*, output_stride: int, norm: NormFactory) -> ResNet:
     return ResNet(Bottleneck, (3, 4, 23, 3), output_stride=output_stride, norm=norm)
+
+
+@register("resnet50_v1")
+def resnet50_v1(*, output_stride: int, norm: NormFactory) -> ResNet:
+    return ResNet(BottleneckV1, (3, 4, 6, 3), output_stride=output_stride, norm=norm)
+
+
+@register("resnet101_v1")
+def resnet101_v1(*, output_stride: int, norm: NormFactory) -> ResNet:
+    return ResNet(BottleneckV1, (3, 4, 23, 3), output_stride=output_stride, norm=norm)
 
 
 @register("resnet_tiny")

@@ -12,10 +12,12 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from models.backbone import build_backbone
+from models.aspp import ASPP
+from models.backbone import IMAGENET, Colours, build_backbone, colours_of
 from models.deeplabv3 import DeepLabV3
 from models.folding import fold_norms
 from models.norm import ABN, NormFactory, make_norm
+from models.synchronised import synchronise_batch_norms
 from models.upsample import Enlarged, enlarge
 
 HEAD_DILATIONS = {8: (12, 24, 36), 16: (6, 12, 18)}
@@ -60,7 +62,7 @@ class Segmenter(nn.Module):
     extra_outputs: Callable[[Segmenter, Tensor], Mapping[str, Tensor]] | None = None  # of the head's output
 
     def __init__(
-        self, backbone: nn.Module, head: DeepLabV3, backbone_name: str = "", norm: NormFactory = ABN
+        self, backbone: nn.Module, head: DeepLabV3 | ASPP, backbone_name: str = "", norm: NormFactory = ABN
     ) -> None:
         super().__init__()
         self.backbone_name = backbone_name
@@ -72,6 +74,11 @@ class Segmenter(nn.Module):
         self.frozen: list[nn.Module] = []
         self.returns_stages = False
         self.dropout = 0.0  # of the head's output, in training
+
+    @property
+    def colours(self) -> Colours:
+        """Return by what the images are normalised that the backbone is shown."""
+        return colours_of(self.backbone_name) if self.backbone_name else IMAGENET
 
     @property
     def num_classes(self) -> int:
@@ -192,6 +199,7 @@ def build_segmenter(
     output_stride: int = 16,
     norm: str = "abn",
     group: dist.ProcessGroup | None = None,
+    head: str = "deeplab",
     head_channels: int = 256,
     dilations: Sequence[int] | None = None,
     pooling: int | None = None,
@@ -199,22 +207,23 @@ def build_segmenter(
     """Return a segmenter without classifiers: `add_classes` comes next.
 
     `dilations` of the head: None takes those of the output stride (6, 12, 18 at 16; twice that at 8).
-    `pooling` is the side of its image-pooling window in eval: None takes POOLING_PIXELS.
+    `pooling` is the side of its image-pooling window in eval: None takes POOLING_PIXELS; the head "aspp" has
+    none.
     """
     if output_stride not in HEAD_DILATIONS:
         raise ValueError(f"model.output_stride is 8 or 16, not {output_stride!r}")
     make = make_norm(norm, group)
     backbone: Any = build_backbone(body, output_stride=output_stride, norm=make)
-    head = DeepLabV3(
-        backbone.out_channels,
-        head_channels,
-        norm=make,
-        dilations=HEAD_DILATIONS[output_stride] if dilations is None else dilations,
-        pooling_size=POOLING_PIXELS // output_stride if pooling is None else pooling,
-    )
-    use_pointwise(backbone)
-    use_pointwise(head)
-    return Segmenter(backbone, head, body, make)
+    channels, dilations = (backbone.out_channels, head_channels), dilations or HEAD_DILATIONS[output_stride]
+    if head == "aspp":
+        made: Any = ASPP(*channels, dilations=dilations)
+    else:
+        window = POOLING_PIXELS // output_stride if pooling is None else pooling
+        made = DeepLabV3(*channels, norm=make, dilations=dilations, pooling_size=window)
+    for part in (backbone, made):
+        synchronise_batch_norms(part, group)
+        use_pointwise(part)
+    return Segmenter(backbone, made, body, make)
 
 
 class Pointwise(nn.Conv2d):

@@ -9,11 +9,11 @@ differentiated any number of times.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd import Function
 from torch.nn.modules._functions import SyncBatchNorm
 
@@ -36,6 +36,41 @@ def synchronised_batch_norm(
     normalise = FUNCTIONS.get(x.device.type, EagerSyncBatchNorm.apply)
     world_size = dist.get_world_size(group)
     return normalise(x, scale, bias, running_mean, running_var, eps, momentum, group, world_size)
+
+
+class SynchronisedBatchNorm(nn.BatchNorm2d):
+    """PyTorch's batch norm with statistics over a group; and timm's, which ends with an activation."""
+
+    running_mean: Tensor
+    running_var: Tensor
+    group: dist.ProcessGroup | None  # None in a copy, which has no ranks beside it
+    act: nn.Module
+    drop: nn.Module
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.training and self.group is not None:
+            if self.num_batches_tracked is not None:
+                self.num_batches_tracked.add_(1)
+            statistics, momentum = (self.running_mean, self.running_var), self.momentum or 0.0
+            x = synchronised_batch_norm(
+                x, *statistics, self.weight, self.bias, momentum, self.eps, self.group
+            )
+        else:
+            x = super().forward(x)
+        return self.act(self.drop(x)) if hasattr(self, "act") else x
+
+
+def synchronise_batch_norms(network: nn.Module, group: dist.ProcessGroup | None) -> None:
+    """Give the batch norms of PyTorch and timm, which other backbones have, their statistics over the group.
+
+    Their states and names stay. Norms of a single image, as LayerNorm, have nothing to exchange.
+    """
+    if group is None or dist.get_world_size(group) == 1:
+        return
+    for module in network.modules():
+        if isinstance(module, nn.BatchNorm2d):
+            module.__class__ = SynchronisedBatchNorm
+            cast(SynchronisedBatchNorm, module).group = group
 
 
 class EagerSyncBatchNorm(Function):

@@ -8,7 +8,7 @@ COMMANDS = {
     "convert_masks": "colour masks -> masks of class numbers, which training reads",
     "pack_data": "a data set -> one file, which data.root takes like the folder",
     "shrink_data": "VOC -> the small VOC of the CPU recipe",
-    "import_mib": "a checkpoint of MiB, PLOP or their relatives -> one to start from",
+    "import_mib": "a checkpoint of MiB, PLOP, DKD, STAR or their relatives -> one to start from",
     "reproduce": "run what the paper's tables and figures consist of",
     "status": "how far every run below some folders is",
     "compare": "one table and one figure over several runs",

@@ -1,10 +1,12 @@
-"""Turn a step checkpoint of MiB, PLOP or their relatives into one that runs here can start from.
+"""Turn a step checkpoint of MiB, PLOP or their relatives, of DKD or of STAR into one that runs here can start
+from or score.
 
 python -m scripts.import_mib 15-5s-voc_MiB_0.pth step_0.pt configs/voc/15-1.yaml
 python train.py configs/voc/15-1.yaml configs/methods/mib.yaml data.root=/data/voc train.start_from=step_0.pt
 
-The overlays and overrides say which network and protocol the file is of, --norm-act with which norms it was
-trained; the file itself says neither. Nothing in it is executed.
+Files of DKD and STAR need model.body=resnet101_relu model.head=aspp and the overlay of their method. Overlays
+and overrides say which network and protocol the file is of, --norm-act with which norms a file of the MiB
+family was trained; the file itself says neither. Nothing in it is executed.
 """
 
 import argparse
@@ -19,6 +21,7 @@ from engine.arguments import read_config
 from engine.terminal import command
 from models.pretrained import WeightsError, import_mib_checkpoint, sha256_of
 from models.segmenter import build_segmenter
+from models.sigmoid_steps import import_sigmoid_step, is_sigmoid_step
 
 CLASS_NAMES = {"voc": voc.CLASS_NAMES, "ade": ade.CLASS_NAMES}
 
@@ -28,7 +31,7 @@ def main(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("source", type=Path, help="the MiB-family checkpoint")
+    parser.add_argument("source", type=Path, help="the checkpoint")
     parser.add_argument("target", type=Path, help="the step checkpoint to write (step_<i>.pt)")
     parser.add_argument(
         "config", nargs="+", help="YAML overlays and key.sub=value overrides, as for train.py"
@@ -51,7 +54,12 @@ def convert(source: Path, target: Path, config_arguments: list[str], *, signed_n
         raise ConfigError(
             ["data.protocol: checkpoints of the MiB family are of the protocols of voc and ade"]
         )
-    if config.model.output_stride == 8 and None in (config.model.dilations, config.model.pooling):
+    foreground = is_sigmoid_step(source)
+    if (
+        not foreground
+        and config.model.output_stride == 8
+        and None in (config.model.dilations, config.model.pooling)
+    ):
         raise ConfigError(
             [
                 "model.output_stride: at 8, MiB's head has other dilations and another pooling window than "
@@ -62,9 +70,13 @@ def convert(source: Path, target: Path, config_arguments: list[str], *, signed_n
     data, class_names = config.data, CLASS_NAMES[config.data.dataset]
     steps = configured_steps(data.dataset, data.protocol, None, class_names, data.order)
     model = build_segmenter(**config.model.architecture)
-    report = import_mib_checkpoint(source, model, signed_norms=signed_norms)
+    new = [step.num_new for step in steps]
+    if foreground:
+        report = import_sigmoid_step(source, model, new)
+    else:
+        report = import_mib_checkpoint(source, model, signed_norms=signed_norms)
     sizes = [classifier.out_channels for classifier in model.classifiers]
-    expected = [steps[0].num_classes, *(step.num_new for step in steps[1:])][: len(sizes)]
+    expected = [new[0] + (not foreground), *new[1:]][: len(sizes)]
     if sizes != expected:
         raise WeightsError(
             f"{source}: its classifiers have {sizes} classes, those of {config.data.protocol} have "
@@ -81,6 +93,8 @@ def convert(source: Path, target: Path, config_arguments: list[str], *, signed_n
         costs={},
         config=dump_config(config),
         trained={"imported": {"file": source.name, "sha256": sha256_of(source)}},
+        num_new=step.num_classes if step.index == 0 else step.num_new,
+        rule=report.format.lower() if foreground else None,  # the method of DKD or STAR
     )
     checkpoint.save(state, target)
     written = f"step {step.index} of {config.data.protocol} written to {target}"

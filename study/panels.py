@@ -29,6 +29,7 @@ def example_panels(runs: list[Path], last_steps: list[int], count: int) -> list[
         model, state = checkpoint.load_segmenter(run / f"step_{step}.pt")
         model, ids = model.eval(), np.array(state["class_ids"])
         for image, cells in zip(images, panels, strict=True):
-            batch = normalise(torch.from_numpy(image).permute(2, 0, 1)[None])
+            batch = torch.from_numpy(image).permute(2, 0, 1)[None]
+            batch = normalise(batch, torch.float32, *model.colours)
             cells.append(palette[ids[predict(model, batch).argmax(dim=1)[0].numpy()]])
     return panels
