@@ -1,6 +1,7 @@
 """Score the model of a step, and record its metrics."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 from torch import Tensor
@@ -21,6 +22,7 @@ from models.segmenter import Segmenter
 from tracking.progress import bar_place
 from tracking.shown import images_to_show
 from tracking.tables import percent, step_table
+from tracking.tracker import Recorded, recorded_in
 
 
 def evaluate(run: Run, step: Step, model: Segmenter) -> ConfusionMatrix:
@@ -80,10 +82,12 @@ def show_images(run: Run, step: Step, model: Segmenter) -> None:
 
 def catch_up(run: Run) -> None:
     """Tell trackers that are new of the steps before, which came with train.start_from
-    or were trained without them: metrics, confusion matrix and images.
+    or were trained without them: curves, metrics, confusion matrix and images.
     """
     if not run.scores or not run.board.open_new():
         return
+    for at, values in earlier_curves(run):
+        run.board.scalars(values, at)
     for result in run.scores:
         step = run.steps[result["step"]]
         at = run.iterations_until(step)
@@ -92,6 +96,22 @@ def catch_up(run: Run) -> None:
             run.board.confusion(np.array(result["confusion"]), result["classes"], at)
         if run.config.run.pictures and run.folder.step_checkpoint(step.index).exists():
             show_images(run, step, run.place.arrange(load_step(run, step)[0]).eval())
+
+
+def earlier_curves(run: Run) -> list[Recorded]:
+    """Return what was logged in the steps before: by other trackers of the run, or beside the step that
+    it started from, if it counts their iterations as they did.
+    """
+    if run.evaluation is not None:
+        return []
+    own = recorded_in(run.folder.path)
+    if own or "started_from" not in run.results:
+        return own
+    if any(score.get("iterations") != run.iterations(run.steps[score["step"]]) for score in run.scores):
+        return []
+    until = run.iterations_until(run.steps[run.first])
+    beside = recorded_in(Path(run.results["started_from"]["file"]).parent)
+    return [(at, values) for at, values in beside if at <= until]
 
 
 def record(run: Run, step: Step, matrix: ConfusionMatrix, costs: dict) -> None:

@@ -553,7 +553,9 @@ def test_a_tracker_named_twice_is_refused():
 def test_every_tracker_offers_what_the_engine_asks_for():
     asked = {name for name in vars(Tracker) if not name.startswith("_")}
     combined = importlib.import_module("tracking.tracker").Trackers
-    assert asked - {"is_new", "place"} <= set(vars(combined))  # one that is not passed on would reach nobody
+    assert asked - {"is_new", "place", "recorded"} <= set(
+        vars(combined)
+    )  # one that is not passed on would reach nobody
 
 
 # ---- optimizers --------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from data.protocols import Step
 from engine import checkpoint
 from engine.arguments import read_config
 from engine.ranks import StoppedBySignal
-from tracking.tracker import TRACKERS, Tracker, Trackers, make_trackers
+from tracking.tracker import TRACKERS, Tracker, Trackers, make_trackers, recorded_in
 
 SHORT = ("train.epochs=1", "train.epochs_later=2", "method.name=mib", "run.pictures=0")
 RESULT = {
@@ -308,9 +308,11 @@ def test_a_run_is_written_offline_and_goes_on_under_its_id(offline_wandb, toy_ar
     arguments = toy_arguments(*SHORT, "run.tracker=wandb", "run.pictures=1")
     with pytest.raises(StoppedBySignal):
         walk_until(arguments, 2)
-    importlib.import_module("wandb").teardown()  # as at the end of a process
+    teardown = importlib.import_module("wandb").teardown  # what the end of a process calls: all is written
+    teardown()
     time.sleep(1.1)  # W&B names its folders by the second, in which no process starts anew
     assert train.main(arguments) == 0
+    teardown()
     folder = tmp_path / "runs/run"
     run_id = json.loads((folder / "wandb.json").read_text())["id"]
     files = sorted(folder.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_mtime)
@@ -343,3 +345,26 @@ def test_a_tracker_that_comes_later_is_told_of_the_steps_before(toy_arguments, t
     found = [(at, value) for at, name, value in points(tmp_path / "runs/run", "csv") if name == "miou/all"]
     steps = json.loads((tmp_path / "runs/run/results.json").read_text())["steps"]
     assert found == [(2, steps[0]["miou"]["all"]), (4, steps[1]["miou"]["all"])]
+
+
+@pytest.mark.parametrize("before", ["csv", "jsonl", "tensorboard"])
+def test_a_run_from_a_shared_step_has_the_curves_of_that_step(before, toy_arguments, tmp_path):
+    assert train.main(toy_arguments(*SHORT, f"run.tracker={before}", name="first")) == 0
+    start = f"train.start_from={tmp_path / 'runs/first/step_0.pt'}"
+    assert train.main(toy_arguments(*SHORT, start, "run.tracker=[tensorboard, jsonl]", name="second")) == 0
+    found = points(tmp_path / "runs/second", "jsonl")
+    assert [at for at, name, _ in found if name == "loss/seg"] == [1, 2, 3, 4]
+    assert [at for at, name, _ in found if name == "miou/all"] == [2, 4]
+    shown = recorded_in(tmp_path / "runs/first")
+    same = {(at, name): value for at, values in shown for name, value in values.items() if at <= 2}
+    assert {(at, name): value for at, name, value in found if (at, name) in same} == same
+    second = dict(TRACKERS["tensorboard"](tmp_path / "runs/second").recorded())
+    assert sorted(second) == [1, 2, 3, 4] and all("loss/seg" in values for values in second.values())
+
+
+def test_curves_of_steps_of_another_length_are_left_where_they_are(toy_arguments, tmp_path):
+    assert train.main(toy_arguments(*SHORT, "run.tracker=csv", name="first")) == 0
+    start = ("train.epochs=2", f"train.start_from={tmp_path / 'runs/first/step_0.pt'}", "run.tracker=csv")
+    assert train.main(toy_arguments(*SHORT, *start, name="second")) == 0
+    found = points(tmp_path / "runs/second", "csv")
+    assert [at for at, name, _ in found if name == "loss/seg"] == [5, 6]

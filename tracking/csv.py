@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 from tracking.lines import Lines
 from tracking.text import printable
-from tracking.tracker import register
+from tracking.tracker import Recorded, register
 
 
 @register("csv")
@@ -26,9 +26,9 @@ class Rows(Lines):
         csv.writer(text, lineterminator="\n").writerows(rows)
         yield text.getvalue()
 
-    def told(self, line: str) -> tuple[int, set[str]] | None:
+    def told(self, line: str) -> Recorded | None:
         try:
             (iteration, name, value), whole = next(csv.reader([line])), line.endswith("\n")
-            return (int(iteration), {name}) if whole and value else None
+            return (int(iteration), {name: float(value)}) if whole else None
         except (ValueError, csv.Error, StopIteration):
             return None

@@ -8,7 +8,7 @@ import math
 from collections.abc import Iterable, Mapping
 
 from tracking.lines import Lines
-from tracking.tracker import register
+from tracking.tracker import Recorded, register
 
 
 @register("jsonl")
@@ -19,9 +19,9 @@ class JsonLines(Lines):
         finite = {name: value if math.isfinite(value) else None for name, value in values.items()}
         yield json.dumps({"iteration": at} | finite) + "\n"
 
-    def told(self, line: str) -> tuple[int, set[str]] | None:
+    def told(self, line: str) -> Recorded | None:
         try:
             values = json.loads(line)
-            return int(values.pop("iteration")), set(values)
+            return int(values.pop("iteration")), dict(values)
         except (ValueError, TypeError, AttributeError, KeyError):
             return None

@@ -7,7 +7,7 @@ steps lie evenly. A prefix rather than a second run, so that a run stays one lin
 """
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from typing import Any
 
@@ -16,7 +16,7 @@ import numpy as np
 from tracking.pictures import Drawn
 from tracking.shown import FINAL_METRICS, FIRST_COLUMNS, hyperparameters, layout, shown_by_step, with_live
 from tracking.text import markdown
-from tracking.tracker import metrics_of, register
+from tracking.tracker import WITHIN_STEPS, Recorded, metrics_of, register
 
 PAGE = "http://localhost:6006/?smoothing=0#timeseries"
 
@@ -52,6 +52,19 @@ class Board(Drawn):
             # What SummaryWriter's purge_step writes, but without a new file.
             start = Event(step=at, session_log=SessionLog(status=SessionLog.START))
             self.writer.file_writer.add_event(start)
+
+    def recorded(self) -> Iterator[Recorded]:
+        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+        if self.is_new:
+            return
+        events = EventAccumulator(str(self.folder), size_guidance={"scalars": 0}).Reload()
+        found: dict[int, dict[str, float]] = {}
+        for name in events.Tags()["scalars"]:
+            if name.startswith(WITHIN_STEPS):
+                for event in events.Scalars(name):
+                    found.setdefault(event.step, {})[name] = event.value
+        yield from sorted(found.items())
 
     def scalars(self, values: Mapping[str, float | None], at: int) -> None:
         for name, value in with_live(values).items():

@@ -5,7 +5,7 @@ has a use for. Iterations are counted over the whole run, steps one after anothe
 """
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,8 @@ from tracking.text import printable
 
 TRACKERS: Registry[type["Tracker"]] = Registry("run.tracker", "tracking")
 register = TRACKERS.register
+Recorded = tuple[int, dict[str, float]]
+WITHIN_STEPS = ("loss/", "phase/", "lr", "flatness/")  # how names begin of what is logged while a step trains
 
 
 @register("none")
@@ -43,6 +45,10 @@ class Tracker:
 
         What an interrupted run wrote from iteration `at` on is void.
         """
+
+    def recorded(self) -> Iterator[Recorded]:
+        """Yield what the folder holds of scalars within steps, by iteration, if that can be read."""
+        yield from ()
 
     def scalars(self, values: Mapping[str, float | None], at: int) -> None:
         """Values by name at an iteration; None is one that is not known."""
@@ -157,6 +163,15 @@ class Trackers(Tracker):
 def make_trackers(names: Iterable[str], enabled: bool, folder: Path, **about: Any) -> Trackers:
     """Return the trackers of those names. On ranks other than the first none is enabled."""
     return Trackers(TRACKERS.find(name)(folder, **about) for name in names if enabled)
+
+
+def recorded_in(folder: Path) -> list[Recorded]:
+    """Return the curves of a run's folder, by whichever tracker it has that can be read."""
+    for name in TRACKERS:
+        with suppress(Exception):  # damaged, or of another version: there are none, and nothing is lost
+            if found := list(TRACKERS[name](folder).recorded()):
+                return found
+    return []
 
 
 def metrics_of(result: Mapping[str, Any]) -> dict[str, float | None]:

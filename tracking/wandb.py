@@ -14,9 +14,9 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
-import yaml
 from tqdm import tqdm
 
+from configs import yaml_core
 from configs.registry import Conflicts
 from tracking.pictures import Drawn
 from tracking.shown import AFTER_EACH_STEP, shown_by_step, with_live
@@ -131,7 +131,7 @@ class WeightsAndBiases(Drawn):
             resume="allow",
             project=os.environ.get("WANDB_PROJECT", PROJECT),
             name=name,
-            config=yaml.safe_load(self.about) or {},
+            config=yaml_core.parse(self.about) or {},
             mode=mode,
             settings=settings,
         )
