@@ -18,7 +18,7 @@ import sys
 from configs.errors import UserError
 from configs.schema import Config
 from engine.arguments import help_text, read_config
-from engine.evaluation import evaluate, record, score_again
+from engine.evaluation import catch_up, evaluate, record, score_again
 from engine.ranks import Ranks, StoppedBySignal, StopRequest, start_ranks, stop_ranks
 from engine.results import metrics_by_step, steps_done
 from engine.run import prepare
@@ -58,6 +58,7 @@ def main(arguments: list[str]) -> int:
 def walk(config: Config, ranks: Ranks, stop: StopRequest) -> dict:
     """Train what is missing of the protocol's steps, score what has no score, and return the results."""
     run = prepare(config, ranks, stop)
+    catch_up(run)
     if config.train.evaluate_only:
         score_again(run)
     was_finished = not config.train.evaluate_only

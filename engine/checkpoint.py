@@ -17,6 +17,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from configs.errors import UserError
+from engine.exported import ExportError, read_export
 from engine.ranks import Ranks, gather_objects
 from methods import METHODS
 from metrics.health import find_not_finite
@@ -84,6 +85,12 @@ def verify(path: Path) -> None:
 
 
 def load(path: Path, device: torch.device | str = "cpu") -> dict[str, Any]:
+    """Return what a file of torch or the folder of an export holds."""
+    if path.is_dir():
+        try:
+            return read_export(path, device)
+        except ExportError as error:
+            raise CheckpointError(str(error)) from error
     if not path.is_file():
         raise CheckpointError(f"{path}: no such checkpoint")
     verify(path)

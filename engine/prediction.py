@@ -20,6 +20,7 @@ from data.images import ANY_SUFFIXES
 from data.palette import palette_image
 from data.transforms import normalise
 from engine import checkpoint
+from engine.exported import is_export
 from engine.inference import predict
 from engine.run_folder import RunError, RunFolder
 from tracking.overlays import overlay
@@ -91,8 +92,10 @@ def choose_device(name: str) -> torch.device:
 
 
 def find_checkpoints(run: Path, step: int | None, all_steps: bool) -> list[Path]:
-    """Return the checkpoints of a run's folder that are wanted, in order, or the one that is named."""
-    if run.is_file():
+    """Return the checkpoints of a run's folder that are wanted, in order, or the one that is named:
+    a step_<i>.pt, or an export.
+    """
+    if run.is_file() or is_export(run):
         if step is not None or all_steps:
             raise RunError(f"{run} is one step: with --step and --all-steps name the run's folder")
         return [run]

@@ -206,8 +206,6 @@ def prepare(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
             memory,
         )
     )
-    # A tracker that is new does not know the steps that came with train.start_from.
-    board.catch_up((result, run.iterations_until(steps[result["step"]])) for result in run.scores)
     iterations = [run.iterations(step) for step in steps]  # raises if a step has fewer images than a batch
     notices = [*dataset.notices, *train_index.notes, *test_index.notes]
     for notice in [*notices, *ends_on_an_ascent(run), *without_effect(config)]:

@@ -5,7 +5,7 @@ results.json    every metric, after each step
 step_<i>.pt     the model after step i and the method's statistics
 resume.pt       the newest state inside a step
 progress.json   the iteration that training has reached in a step, its last one, and the seconds spent on it
-evaluations/    TensorBoard's events of scores in another setting than the run's own, by name of the setting
+evaluations/    what trackers keep of scores in another setting than the run's own, by name of the setting
 """
 
 import fcntl
@@ -62,7 +62,7 @@ class RunFolder:
         return self.path / f"step_{step}.pt"
 
     def board(self, evaluation: str | None) -> Path:
-        """Where TensorBoard finds the curves: those of another evaluation setting are a run of their own."""
+        """Where trackers keep the curves: those of another evaluation setting are a run of their own."""
         return self.path if evaluation is None else self.path / "evaluations" / evaluation
 
     def saved_steps(self) -> dict[int, Path]:

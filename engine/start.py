@@ -90,9 +90,12 @@ def begin(
 
 
 def read_start(source: Path) -> dict[str, Any]:
+    """Return the state of a step_<i>.pt or of an export, or raise CheckpointError."""
     state = checkpoint.load(source)
     if not {*identity.MODEL_KEYS, "costs"} <= state.keys():
-        raise checkpoint.CheckpointError(f"{source}: train.start_from wants the step_<i>.pt of a run")
+        raise checkpoint.CheckpointError(
+            f"{source}: train.start_from wants the step_<i>.pt of a run, or an export"
+        )
     checkpoint.check_step(source, state)
     return state
 
@@ -122,7 +125,7 @@ def metrics_beside(
     """Return what results.json beside the source holds of the step and those before,
     if it is of this model and made alike.
     """
-    theirs = read_results(source.parent / "results.json")
+    theirs = read_results((source if source.is_dir() else source.parent) / "results.json")
     if not theirs or not {"data", "protocol", "config", "steps"} <= theirs.keys():
         return {}
     if changed_lists(theirs["data"], results["data"]):
@@ -193,7 +196,7 @@ def keep_start(
     except checkpoint.CheckpointError as error:
         problem = str(error)
     for source in (given, Path(started["file"])):
-        if source is not None and source.is_file() and source.resolve() != place.resolve():
+        if source is not None and source.exists() and source.resolve() != place.resolve():
             state = read_start(source)
             if identity.state_digest(state) == started["sha256"]:
                 if place.exists():

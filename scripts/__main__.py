@@ -14,6 +14,7 @@ COMMANDS = {
     "compare": "one table and one figure over several runs",
     "report": "the paper's tables and figures from finished runs",
     "predict": "what a trained network sees in images of your own",
+    "export": "a step -> safetensors and a model card, which other places take",
     "flatness": "how flat the loss is at a model of a run",
     "gpu_plan": "what the paper's table 1 should cost on GPUs, by counted operations",
     "benchmark": "measure what the project says about its speed and memory",

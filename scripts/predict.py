@@ -78,7 +78,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("run", type=Path, help="a run's folder (its last step is taken), or one step_<i>.pt")
+    add("run", type=Path, help="a run's folder (its last step is taken), one step_<i>.pt, or an export")
     add("pictures", nargs="+", type=Path, help="images, and folders with images somewhere below them")
     add("--out", type=Path, required=True, metavar="FOLDER", help="where the results go")
     which = parser.add_mutually_exclusive_group()

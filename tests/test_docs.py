@@ -272,7 +272,7 @@ def keys(path: Path) -> list[tuple[int, tuple[str, str, str]]]:
 
 
 def is_file_or_module(name: str) -> bool:
-    return name.endswith((".py", ".txt")) or (ROOT / f"{name.replace('.', '/')}.py").is_file()
+    return name.endswith((".py", ".txt", ".safetensors")) or (ROOT / f"{name.replace('.', '/')}.py").is_file()
 
 
 @pytest.mark.parametrize(("path", "found"), in_documents(keys))

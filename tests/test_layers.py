@@ -14,7 +14,8 @@ VOCABULARY = {"configs.errors", "configs.registry", "data.protocols"}
 BETWEEN_LEAVES = {
     "models": {"data.vision"},  # the one place that imports torchvision
     "methods": {"models.upsample"},  # how logits are enlarged: the losses do it piece by piece
-    "tracking": {"data.palette", "metrics.continual"},  # colours and groups of classes, as they are shown
+    # colours and groups of classes, as they are shown, and the config, which is handed on as text
+    "tracking": {"data.palette", "metrics.continual", "configs.yaml_core"},
 }
 ROOMS = {
     **{leaf: {leaf} for leaf in LEAVES},

@@ -112,7 +112,7 @@ def test_tensorboard_shows_every_name_under_a_tag_of_its_own(tmp_path, capsys):
     tags = events.Tags()
     found = [tag for tag in tags["scalars"] if tag.startswith("by_step/iou/")]
     assert len(found) == len(NAMES) and all(tag.isprintable() for tag in found)
-    assert {"confusion", "pictures/0"} <= set(tags["images"])
+    assert {"confusion", "2 losses and images/3 image 0"} <= set(tags["images"])
     charts = layout(NAMES[:-1], NAMES[-1:])["IoU after each step"].values()
     patterns = [pattern for _, patterns in charts for pattern in patterns]
     assert all(sum(bool(re.match(pattern, tag)) for pattern in patterns) == 1 for tag in found)

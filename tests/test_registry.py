@@ -556,39 +556,10 @@ def test_a_tracker_named_twice_is_refused():
     assert "run.tracker: ['jsonl', 'jsonl'] names one twice" in error_of("run.tracker=[jsonl, jsonl]")
 
 
-def test_lines_of_an_interrupted_run_are_dropped(tmp_path):
-    tracker = TRACKERS["jsonl"](tmp_path)
-    assert tracker.is_new
-    tracker.open(at=1)
-    for iteration in (1, 2, 3):
-        tracker.scalars({"a": float(iteration), "unknown": None, "lost": float("nan")}, iteration)
-    with open(tmp_path / "scalars.jsonl", "a") as file:
-        file.write('{"iteration": 4, "a"')  # killed here
-    assert not tracker.is_new
-    tracker.open()  # to score again
-    tracker.open(at=3)
-    tracker.scalars({"a": 30.0}, 3)
-    expected = [{"iteration": i, "a": float(i), "lost": None} for i in (1, 2)]
-    assert read_lines(tmp_path) == [*expected, {"iteration": 3, "a": 30.0}]
-
-
-def test_a_run_outlives_lines_that_cannot_be_written(tmp_path, capsys):
-    tracker = TRACKERS["jsonl"](tmp_path)
-    tracker.open(at=1)
-    (tmp_path / "scalars.jsonl").mkdir()  # as good as a full disk
-    for iteration in (1, 2):
-        tracker.scalars({"a": 1.0}, iteration)
-    assert capsys.readouterr().err.count("scalars.jsonl cannot be written") == 1
-    (tmp_path / "scalars.jsonl").rmdir()
-    tracker.open(at=3)
-    tracker.scalars({"a": 3.0}, 3)
-    assert read_lines(tmp_path) == [{"iteration": 3, "a": 3.0}]
-
-
 def test_every_tracker_offers_what_the_engine_asks_for():
     asked = {name for name in vars(Tracker) if not name.startswith("_")}
     combined = importlib.import_module("tracking.tracker").Trackers
-    assert asked - {"is_new", "give_up"} <= set(
+    assert asked - {"is_new", "place", "recorded"} <= set(
         vars(combined)
     )  # one that is not passed on would reach nobody
 

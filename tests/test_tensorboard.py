@@ -146,11 +146,16 @@ def test_metrics_stand_against_iterations_and_against_steps(board, tmp_path):
     events = read(tmp_path)
     tags = set(events.Tags()["scalars"])
     plain = {tag for tag in tags if not tag.startswith("by_step/")}
-    assert tags == plain | {f"by_step/{tag}" for tag in plain}
+    first = {f"1 mIoU after each step/{name}" for name in ("1 old", "3 all")}
+    plain -= first
+    assert tags == plain | {f"by_step/{tag}" for tag in plain} | first
     assert {"miou/old", "miou_with_background/all", "iou/bus", "forgetting/bus", "forgetting_mean"} < plain
     for tag in plain:
         assert points(events, tag) == [700] and points(events, f"by_step/{tag}") == [3]
         assert events.Scalars(tag)[0].value == events.Scalars(f"by_step/{tag}")[0].value
+    for tag in first:
+        (event,) = events.Scalars(tag)
+        assert (event.step, event.value) == (3, result["miou"][tag.split()[-1]])
 
 
 def test_image_shows_input_truth_and_prediction_in_the_colours_of_the_data_set(tmp_path):
@@ -161,7 +166,7 @@ def test_image_shows_input_truth_and_prediction_in_the_colours_of_the_data_set(t
     label[0, 0], label[1, 1], guess[2, 2] = 255, 2, 2
     board.image(3, image, label, guess, STEPS[1], at=9)
     board.close()
-    (event,) = read(tmp_path).Images("pictures/3")
+    (event,) = read(tmp_path).Images("2 losses and images/3 image 3")
     sheet, palette = image_of(event), voc_palette()
     assert event.step == 9
     assert (tile(sheet, 0) == image).all()
@@ -184,7 +189,7 @@ def test_predictions_of_earlier_steps_stay_in_view_when_a_run_goes_on(tmp_path):
         board.close()
         (tmp_path / "pictures/1_step_0.png").write_bytes(b"torn")
     events = read(tmp_path)
-    whole, torn = (image_of(events.Images(f"pictures/{number}")[1]) for number in (0, 1))
+    whole, torn = (image_of(events.Images(f"2 losses and images/3 image {number}")[1]) for number in (0, 1))
     assert (tile(whole, 2) == voc_palette()[7]).all() and (tile(whole, 3) == voc_palette()[15]).all()
     assert (tile(torn, 2) == 255).all() and (tile(torn, 3) == voc_palette()[15]).all()
 
@@ -296,6 +301,7 @@ def test_progress_names_the_terms_and_counts_on_from_earlier_steps(board, tmp_pa
     assert all(event.value > 0 for event in shown.pop("speed/images_per_second"))
     assert {tag: tuple(event.value for event in both) for tag, both in shown.items()} == {
         "loss/seg": (1.5, 1.5),
+        "2 losses and images/1 l_seg": (1.5, 1.5),
         "loss/keep/distill": (0.25, 0.25),
         "loss/keep/features": (0.5, 0.5),
         "loss/weighted_keep": (3.75, 3.0),
@@ -305,7 +311,7 @@ def test_progress_names_the_terms_and_counts_on_from_earlier_steps(board, tmp_pa
         "phase/fill": (1.5, 0.0),
         "lr": (0.25, 0.125),
     }
-    assert points_of_images(events, "losses") == [120]
+    assert points_of_images(events, "2 losses and images/2 losses, the phase shaded") == [120]
 
 
 def points_of_images(events: EventAccumulator, tag: str) -> list[int]:
@@ -387,17 +393,23 @@ def test_a_run_writes_every_documented_name(finished):
 @pytest.mark.slow
 def test_a_run_shows_images_confusion_and_its_config(finished, tmp_path, toy_voc):
     events = read(finished[1])
-    images = [f"pictures/{number}" for number in range(3)]
-    assert set(events.Tags()["images"]) == {*images, "confusion", "losses"}
+    images = [f"2 losses and images/3 image {number}" for number in range(3)]
+    assert set(events.Tags()["images"]) == {
+        *images,
+        "confusion",
+        "2 losses and images/2 losses, the phase shaded",
+    }
     for tag in events.Tags()["images"]:
         # Image 1 shows nothing but the class of step 1.
-        assert points_of_images(events, tag) == ([TOTAL] if tag == "pictures/1" else [FIRST, TOTAL]), tag
+        assert points_of_images(events, tag) == (
+            [TOTAL] if tag == "2 losses and images/3 image 1" else [FIRST, TOTAL]
+        ), tag
     for number in range(3):
         with Image.open(toy_voc / f"JPEGImages/val_{number:03d}.jpg") as file:
             expected = np.asarray(file.resize((TILE_HEIGHT, TILE_HEIGHT), Image.Resampling.NEAREST))
-        for event in events.Images(f"pictures/{number}"):
+        for event in events.Images(f"2 losses and images/3 image {number}"):
             assert (tile(image_of(event), 0) == expected).all(), number
-    first, last = map(image_of, events.Images("pictures/0"))
+    first, last = map(image_of, events.Images("2 losses and images/3 image 0"))
     assert (tile(first, 2) == tile(last, 2)).all()  # what was predicted after step 0
     known = {tuple(colour) for colour in voc_palette()[[0, 1, 2, 3, 255]]}
     assert {tuple(colour) for colour in tile(last, 1).reshape(-1, 3)} <= known

@@ -1,4 +1,4 @@
-"""Images for TensorBoard as (H, W, 3) bytes: tiles with titles, the confusion matrix, the losses of a step.
+"""Images for trackers as (H, W, 3) bytes: tiles with titles, the confusion matrix, the losses of a step.
 
 matplotlib is imported late, and what it draws is None (the confusion matrix: grey cells without names) where
 it is missing.
@@ -13,7 +13,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from tracking.text import drawn
 
-COLUMNS = 4  # input, truth and two steps: a card of TensorBoard is about this wide
+COLUMNS = 4  # input, truth and two steps: about as wide as a card in a browser
 TILE_HEIGHT, TITLE_HEIGHT, GAP, FONT = 144, 22, 4, 18  # titles can be read on a card, where all is smaller
 MOST_CELLS_WITH_NUMBERS = 25
 

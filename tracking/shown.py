@@ -1,4 +1,6 @@
-"""What TensorBoard shows where: the charts, the columns that compare runs, the test images."""
+"""What trackers show where: the names seen first, the charts, the columns that compare runs,
+the test images.
+"""
 
 import re
 from collections.abc import Mapping, Sequence
@@ -6,10 +8,30 @@ from typing import Any
 
 from data.protocols import Step
 from tracking.text import printable
+from tracking.tracker import metrics_of
 
 # HParams shows the first five columns and two metrics at once; the others can be ticked.
 FIRST_COLUMNS = ("method", "p", "phase", "seed", "strength")
 FINAL_METRICS = ("miou/old", "miou/new", "miou/all", "forgetting_mean")
+
+# Groups of tags, which TensorBoard and W&B sort by name: the two that TensorBoard opens unfolded come first.
+AFTER_EACH_STEP = "1 mIoU after each step"
+LOSSES_AND_IMAGES = "2 losses and images"
+LIVE = {"loss/seg": f"{LOSSES_AND_IMAGES}/1 l_seg"}
+
+
+def with_live(values: Mapping[str, float | None]) -> dict[str, float | None]:
+    """Return the values of an iteration, and those a second time that are seen first."""
+    return dict(values) | {LIVE[name]: value for name, value in values.items() if name in LIVE}
+
+
+def shown_by_step(result: Mapping[str, Any]) -> dict[str, float | None]:
+    """Return the metrics of a step's entry in results.json by the names under which they stand against the
+    number of the step; old, new and all come a second time, where they are seen first.
+    """
+    groups = enumerate(("old", "new", "all"), start=1)
+    first = {f"{AFTER_EACH_STEP}/{i} {group}": result["miou"][group] for i, group in groups}
+    return first | {f"by_step/{name}": value for name, value in metrics_of(result).items()}
 
 
 def layout(old: Sequence[str], new: Sequence[str]) -> dict[str, dict[str, list]]:

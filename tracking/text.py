@@ -12,7 +12,7 @@ LONGEST_DRAWN = 60  # characters of a name in a figure
 
 
 def printable(text: str) -> str:
-    """Return the text for a line in a terminal or a tag in TensorBoard.
+    """Return the text for a line in a terminal or a name in a tracker.
 
     What is not printable (escape codes, line breaks) becomes its escape sequence.
     """

@@ -4,12 +4,14 @@ A tracker is told everything and shows what it can: a subclass overrides those o
 has a use for. Iterations are counted over the whole run, steps one after another.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import wraps
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from tqdm import tqdm
 
 from configs.registry import Registry
 from data.protocols import Step
@@ -18,6 +20,8 @@ from tracking.text import printable
 
 TRACKERS: Registry[type["Tracker"]] = Registry("run.tracker", "tracking")
 register = TRACKERS.register
+Recorded = tuple[int, dict[str, float]]
+WITHIN_STEPS = ("loss/", "phase/", "lr", "flatness/")  # how names begin of what is logged while a step trains
 
 
 @register("none")
@@ -37,17 +41,21 @@ class Tracker:
         return False
 
     def open(self, at: int | None = None) -> None:
-        """Start writing, however often it is called.
+        """Start writing, however often it is called; nothing else is called before.
 
         What an interrupted run wrote from iteration `at` on is void.
         """
+
+    def recorded(self) -> Iterator[Recorded]:
+        """Yield what the folder holds of scalars within steps, by iteration, if that can be read."""
+        yield from ()
 
     def scalars(self, values: Mapping[str, float | None], at: int) -> None:
         """Values by name at an iteration; None is one that is not known."""
 
     def results(self, result: dict, at: int) -> None:
-        """The metrics after a step, which ended with iteration `at`."""
-        self.scalars(metrics_of(result), at)
+        """The metrics after a step, which ended with iteration `at`; they replace those told before."""
+        self.scalars({"step": result["step"]} | metrics_of(result), at)
 
     def image(
         self, number: int, image: np.ndarray, label: np.ndarray, guess: np.ndarray, step: Step, at: int
@@ -69,13 +77,12 @@ class Tracker:
         """What was said until now must outlive a process that is killed."""
 
     def close(self) -> None:
-        """Nothing more is going to be said."""
+        """Nothing more is going to be said until `open` is called again."""
 
-    def give_up(self, error: OSError) -> None:
-        """What cannot be written is left out until `open` is called again;
-        of methods that are marked `while_it_can`.
-        """
-        raise error
+    @property
+    def place(self) -> str:
+        """What a message says that cannot be written."""
+        return str(self.folder)
 
     def watch(self, runs: str) -> str | None:
         """Return how a person looks at it, where the folder `runs` holds this run and others."""
@@ -83,79 +90,88 @@ class Tracker:
 
 
 class Trackers(Tracker):
-    """All trackers of a run as one."""
+    """All trackers of a run as one, of which none can end it.
+
+    Curves are not worth a run: one that fails, by a full disk or a lost network, is told nothing more until
+    a step opens it anew.
+    """
 
     def __init__(self, trackers: Iterable[Tracker]):
         self.trackers = list(trackers)
+        self.listening: list[Tracker] = []
 
-    def catch_up(self, results: Iterable[tuple[dict, int]]) -> None:
-        """Tell those that are new of steps that were trained elsewhere, each with its last iteration."""
-        steps = list(results)
-        for tracker in self.trackers:
-            if steps and tracker.is_new:
-                tracker.open()
-                for result, at in steps:
-                    tracker.results(result, at)
+    def open_new(self) -> bool:
+        """Open those whose folder holds nothing of theirs yet, and no other; return whether there are any."""
+        self.listening = [tracker for tracker in self.trackers if tracker.is_new]
+        is_any = bool(self.listening)
+        self._tell("open", None)
+        return is_any
 
     def open(self, at: int | None = None) -> None:
-        for tracker in self.trackers:
-            tracker.open(at)
+        self.listening = list(self.trackers)
+        self._tell("open", at)
 
     def scalars(self, values: Mapping[str, float | None], at: int) -> None:
-        for tracker in self.trackers:
-            tracker.scalars(values, at)
+        self._tell("scalars", values, at)
 
     def results(self, result: dict, at: int) -> None:
-        for tracker in self.trackers:
-            tracker.results(result, at)
+        self._tell("results", result, at)
 
     def image(
         self, number: int, image: np.ndarray, label: np.ndarray, guess: np.ndarray, step: Step, at: int
     ) -> None:
-        for tracker in self.trackers:
-            tracker.image(number, image, label, guess, step, at)
+        self._tell("image", number, image, label, guess, step, at)
 
     def confusion(self, counts: np.ndarray, names: Sequence[str], at: int) -> None:
-        for tracker in self.trackers:
-            tracker.confusion(counts, names, at)
+        self._tell("confusion", counts, names, at)
 
     def losses(self, curves: Curves, at: int) -> None:
-        for tracker in self.trackers:
-            tracker.losses(curves, at)
+        self._tell("losses", curves, at)
 
     def finish(self, config: Mapping[str, Any]) -> None:
-        for tracker in self.trackers:
-            tracker.finish(config)
+        self._tell("finish", config)
 
     def flush(self) -> None:
-        for tracker in self.trackers:
-            tracker.flush()
+        self._tell("flush")
 
     def close(self) -> None:
-        for tracker in self.trackers:
-            tracker.close()
+        self._tell("close")
+        self.listening = []
 
     def watch(self, runs: str) -> str | None:
         ways = [tracker.watch(runs) for tracker in self.trackers]
         return "\n         ".join(way for way in ways if way) or None
 
-
-def while_it_can(method: Callable[..., None]) -> Callable[..., None]:
-    """Curves are not worth a run: on a full disk it continues without them, until a step opens them anew."""
-
-    @wraps(method)
-    def sturdy(tracker: Tracker, *arguments: Any, **options: Any) -> None:
-        try:
-            method(tracker, *arguments, **options)
-        except OSError as error:
-            tracker.give_up(error)
-
-    return sturdy
+    def _tell(self, what: str, *arguments: Any) -> None:
+        for tracker in list(self.listening):
+            try:
+                getattr(tracker, what)(*arguments)
+            except Exception as error:  # whatever a library of somebody else raises
+                self.listening.remove(tracker)
+                why = printable(
+                    str(error) if isinstance(error, OSError) else f"{type(error).__name__}: {error}"
+                )
+                tqdm.write(
+                    f"note: {tracker.place} cannot be written ({why}); the run continues, and its curves do "
+                    "in the next step",
+                    file=sys.stderr,
+                )
+                with suppress(Exception):
+                    tracker.close()
 
 
 def make_trackers(names: Iterable[str], enabled: bool, folder: Path, **about: Any) -> Trackers:
     """Return the trackers of those names. On ranks other than the first none is enabled."""
     return Trackers(TRACKERS.find(name)(folder, **about) for name in names if enabled)
+
+
+def recorded_in(folder: Path) -> list[Recorded]:
+    """Return the curves of a run's folder, by whichever tracker it has that can be read."""
+    for name in TRACKERS:
+        with suppress(Exception):  # damaged, or of another version: there are none, and nothing is lost
+            if found := list(TRACKERS[name](folder).recorded()):
+                return found
+    return []
 
 
 def metrics_of(result: Mapping[str, Any]) -> dict[str, float | None]:
