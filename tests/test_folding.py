@@ -33,8 +33,8 @@ def unsettle(network) -> None:
 
 def outputs(network, x):
     with torch.no_grad():
-        logits, features, stages = network(x)
-    return [logits, features, *stages]
+        output = network(x)
+    return [output.logits, output.features, *output.stages]
 
 
 @pytest.mark.parametrize("stride", [8, 16])
