@@ -36,7 +36,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 
-from configs.registry import Conflicts, NonNegative, Settings
+from configs.registry import NonNegative, Settings
 from data.protocols import BACKGROUND, IGNORE_INDEX
 from methods.base import Method, register
 
@@ -56,11 +56,6 @@ class PLOP(Method):
     needs_teacher = True
     needs_stages = True
     strength = 0.01
-
-    @classmethod
-    def conflicts(cls, config: Any) -> Conflicts:
-        if config.model.norm == "bn":
-            yield "model.norm", "bn has ReLUs; method.name plop reads stages before them: use abn or iabn"
 
     def __init__(self, cross_entropy: str = "all", **options: Any):
         super().__init__(cross_entropy, **options)

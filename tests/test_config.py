@@ -178,7 +178,7 @@ def test_a_recipe_is_known_by_its_config(name):
 
 def test_mibs_recipe_with_another_norm_that_computes_the_same_is_mibs():
     assert recipe_of(load_config([], ["model.norm=iabn"]).model_dump()) == "mib"
-    assert recipe_of(load_config([], ["model.norm=bn"]).model_dump()) is None
+    assert recipe_of(load_config([], ["model.head=aspp"]).model_dump()) is None
 
 
 def test_quickstart_leaves_room_for_method_and_phase():
