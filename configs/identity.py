@@ -5,7 +5,16 @@ Tables have longer names (study/identity.py).
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from functools import cache
+from pathlib import Path
 from typing import Any
+
+from configs import yaml_core
+
+RECIPES = Path(__file__).parent / "recipes"
+# Of a recipe: where the weights lie, what changes speed and rounding alone.
+NO_PART = {("model", "pretrained"), ("data", "workers"), ("train", "evaluate_batch"), ("train", "amp")}
+LEAKY = ("abn", "abn_lean", "iabn")  # norms that compute the same
 
 
 def short_name(config: Mapping[str, Any]) -> str:
@@ -31,6 +40,32 @@ def run_name(config: Mapping[str, Any]) -> str:
         mode = f"{mode}-{data['split_seed']}"
     made = f"{data['dataset']}_{protocol}_{mode}_{'-'.join(_names(config))}_seed{seed}"
     return config["run"]["name"] or made
+
+
+def recipe_of(config: Mapping[str, Any]) -> str | None:
+    """Return the name of the overlay in configs/recipes that a resolved config agrees with;
+    None for a recipe of one's own.
+    """
+    return next((name for name, recipe in _recipes().items() if _agrees(config, recipe)), None)
+
+
+@cache
+def _recipes() -> dict[str, dict[str, dict[str, Any]]]:
+    paths = sorted(RECIPES.glob("*.yaml"))
+    return {path.stem: yaml_core.parse(path.read_text(encoding="utf-8")) for path in paths}
+
+
+def _agrees(config: Mapping[str, Any], recipe: Mapping[str, Mapping[str, Any]]) -> bool:
+    return all(
+        _shown(config[section].get(key)) == _shown(value)
+        for section, keys in recipe.items()
+        for key, value in keys.items()
+        if (section, key) not in NO_PART
+    )
+
+
+def _shown(value: Any) -> Any:
+    return list(value) if isinstance(value, tuple) else LEAKY[0] if value in LEAKY else value
 
 
 def order_name(order: int | Sequence[int | str]) -> str:

@@ -17,20 +17,26 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from data.protocols import IGNORE_INDEX
+
 MEAN = (0.485, 0.456, 0.406)  # of ImageNet, as are the weights the networks start from
 STD = (0.229, 0.224, 0.225)
+MEAN_COLOUR = tuple(round(255 * mean) for mean in MEAN)
 
 JointTransform = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 
 
-def train_transform(crop: int, scale: Sequence[float] = (0.5, 2.0), flip: float = 0.5) -> JointTransform:
-    """Return a transform that takes a crop of `scale` times the image's area and an aspect of 3/4 to 4/3,
-    resized to a square; then a flip.
+def train_transform(
+    crop: int, scale: Sequence[float] = (0.5, 2.0), flip: float = 0.5, augment: str = "resized_crop"
+) -> JointTransform:
+    """Return a transform that takes a square of `crop` pixels out of an image, then a flip.
 
-    Ten tries to find a crop inside the image, then the largest central one of an allowed aspect.
+    resized_crop: a part of `scale` times the image's area and an aspect of 3/4 to 4/3, resized. Ten tries to
+    find one inside the image, then the largest central one of an allowed aspect.
+    scale_crop: the image's sides are multiplied by a factor of `scale`, then a square is cut out.
     """
     low, high = scale
-    return RandomCrop(crop, (low, high), flip)
+    return AUGMENTATIONS[augment](crop, (low, high), flip)
 
 
 def test_transform(size: int | None) -> JointTransform | None:
@@ -67,6 +73,45 @@ class RandomCrop:
         labels = labels[top : top + height, left : left + width]
         image, labels = resize(image, self.size), resize_labels(labels, self.size)
         return (image.flip(-1), labels.flip(-1)) if flipped else (image, labels)
+
+
+class ScaleCrop:
+    """The image at a random size, a random square of it, flipped or not.
+
+    A side that is shorter than the square is padded on both ends: the image with its mean colour over
+    ImageNet, which is zero for the network, the labels with void, which no loss counts.
+    """
+
+    def __init__(self, size: int, scale: tuple[float, float], flip: float):
+        self.size, self.scale, self.flip = size, scale, flip
+
+    def __call__(self, image: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
+        factor, top, left, flipped = torch.rand(4).tolist()
+        low, high = self.scale
+        factor = low + (high - low) * factor
+        height, width = (max(1, int(side * factor)) for side in labels.shape)
+        image, labels = resize(image, [height, width]), resize_labels(labels, [height, width])
+        rows, row = self._window(height, top)
+        columns, column = self._window(width, left)
+        square = torch.tensor(MEAN_COLOUR, dtype=torch.uint8).view(3, 1, 1).repeat(1, self.size, self.size)
+        void = torch.full((self.size, self.size), IGNORE_INDEX, dtype=torch.uint8)
+        square[:, row, column], void[row, column] = image[:, rows, columns], labels[rows, columns]
+        return (square.flip(-1), void.flip(-1)) if flipped < self.flip else (square, void)
+
+    def _window(self, side: int, share: float) -> tuple[slice, slice]:
+        """Return which part of a side is kept, and where in the square it stands."""
+        spare = side - self.size
+        if spare < 0:
+            start = -spare // 2
+            return slice(side), slice(start, start + side)
+        first = min(int(share * (spare + 1)), spare)
+        return slice(first, first + self.size), slice(self.size)
+
+
+AUGMENTATIONS: dict[str, Callable[..., JointTransform]] = {
+    "resized_crop": RandomCrop,
+    "scale_crop": ScaleCrop,
+}
 
 
 class CentralSquare:

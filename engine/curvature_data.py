@@ -203,7 +203,7 @@ class Batches:
         names = [image.name for image in self.dataset.train]
         chosen = images_of_steps(self.train_classes, names, subject.steps, data.mode, data.split_seed)
         images = [self.dataset.train[i] for i in chosen[step.index]]
-        transform = train_transform(data.crop, data.scale, data.flip)
+        transform = train_transform(data.crop, data.scale, data.flip, data.augment)
         method = subject.method
         if step != subject.step:
             method = plain_method(subject.config)

@@ -283,7 +283,7 @@ def step_dataset(run: Run, step: Step) -> StepDataset | ReplayDataset:
         return StepDataset(
             [run.dataset.train[i] for i in positions],
             train_table(by, config.data.mode, config.data.void, run.dataset.num_classes),
-            train_transform(config.data.crop, config.data.scale, config.data.flip),
+            train_transform(config.data.crop, config.data.scale, config.data.flip, config.data.augment),
             seed=config.train.seed,
             saliency=config.method.options.get("saliency"),
         )

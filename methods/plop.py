@@ -5,7 +5,8 @@
 Pseudo-labels: where a label says background, u is the entropy of the teacher's softmax over log C_old, in [0,
 1], and c its most probable class (the background is one of them). If u < tau_c the label becomes c, else the
 pixel is left out. tau_c is set once before a step, by an epoch of teacher's outputs. nu, for each image, is
-the share of its old pixels that kept a label. Local POD (losses.local_pod) compares the four stages of the
+the share of its old pixels that kept a label; an image all of a new class has none and is left out, as the
+code's num / (den + 1e-6) has it. Local POD (losses.local_pod) compares the four stages of the
 backbone, the head and the logits, so L = 6. A new class starts as MiB's.
 
 From the paper: all of this, with tau_c the median of u among the pixels predicted as c. As the reference
@@ -20,10 +21,11 @@ code, which differs from it or says more:
   (and there are 10,000 or more) every pixel passes. `median=paper` takes the median of u itself.
 - tau_c is at least `minimum`, on the scale of either; a class that was never predicted gets that.
 Our choices: histograms are summed over ranks, where the code's ranks have thresholds of their own. The median
-of the paper is read from bins that are 1/128 of their value wide. An image without old pixels, all of it new,
-has nu = 1 and counts in full; the code's nu, num / (den + 1e-6), is 0 there and leaves the image out
-(elsewhere the 1e-6 changes nothing). True old labels, of the mode `sequential`, stay. The code ignores void
-pixels (data.void=ignore); trained as background they get pseudo-labels too.
+of the paper is read from bins that are 1/128 of their value wide. True old labels, of the mode `sequential`,
+stay.
+
+Published recipe: configs/recipes/plop.yaml; its numbers are those of `median=code`, of the mode `overlapped`
+and of void pixels ignored. Trained as background (data.void), void pixels get pseudo-labels too.
 """
 
 import math
@@ -130,11 +132,11 @@ def uncertainty(logits: Tensor) -> tuple[Tensor, Tensor]:
 
 def share_of_sure(labels: Tensor, num_old: int) -> Tensor:
     """nu of each image: of its pixels that no new class holds, the share that has a label;
-    1 without such pixels.
+    0 without such pixels.
     """
     sure = ((labels >= 0) & (labels < num_old)).sum(dim=(1, 2))
     unsure = (labels == UNSURE).sum(dim=(1, 2))
-    return torch.where(sure + unsure == 0, 1.0, sure.double() / (sure + unsure).clamp(min=1))
+    return sure.double() / (sure + unsure).clamp(min=1)
 
 
 def code_bin(u: Tensor) -> Tensor:

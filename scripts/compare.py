@@ -13,11 +13,19 @@ from pathlib import Path
 
 from engine.results import metrics_by_step, steps_done
 from engine.terminal import command, exit_with
-from metrics.continual import group_names
+from metrics.continual import METRICS, group_names
 from study.beside import COMPARED, differences, rows
+from study.cells import KEYS
 from study.collection import RecordedRun
 from study.panels import example_panels
-from tracking.tables import format_table, markdown_table, metric_columns, metrics_in, percent
+from tracking.tables import (
+    background_iou,
+    format_table,
+    markdown_table,
+    metric_columns,
+    metrics_in,
+    percent,
+)
 from tracking.text import drawn, printable
 
 
@@ -55,19 +63,20 @@ def main(arguments: list[str]) -> int:
 
 
 def comparison(runs: Mapping[str, RecordedRun]) -> tuple[list[str], list[list[str]]]:
-    """mIoU in percent after the last step, in both conventions, beside what step 0 had reached."""
+    """mIoU in percent after the last step, in both conventions, beside what step 0 had reached,
+    and the background's own IoU.
+    """
     groups = groups_of(runs)
     header = ["run", f"step 0: {groups['old']}", groups["old"], groups["new"], "all"]
-    further = metrics_in(run.results["steps"][-1] for run in runs.values())
-    header += ["| with bg: old", "new", "all", "| forgetting", *metric_columns(further), "steps"]
+    further = list(dict.fromkeys([*METRICS, *metrics_in(run.results["steps"][-1] for run in runs.values())]))
+    header += ["| bg", "| with bg: old", "new", "all", "| forgetting", *metric_columns(further), "steps"]
     table = []
     for name, run in runs.items():
         first, last = metrics_by_step(run.results["steps"]).get(0), run.results["steps"][-1]
         cells: list[float | None] = [first["miou"]["old"] if first else None]
-        cells += [
-            last[key][group] for key in ("miou", "miou_with_background") for group in ("old", "new", "all")
-        ]
-        cells += [last["mean_forgetting"], *(last.get("metrics", {}).get(name) for name in further)]
+        cells += [last["miou"][group] for group in KEYS] + [background_iou(last)]
+        cells += [last["miou_with_background"][group] for group in KEYS]
+        cells += [last["mean_forgetting"], *map(run.metric, further)]
         table.append([name, *map(percent, cells), f"{steps_done(run.results['steps'])}/{len(run.steps)}"])
     return header, table
 

@@ -7,6 +7,7 @@ from study.identity import Setting
 from study.layouts import EMPTY
 
 KEYS = ("old", "new", "all")
+FURTHER = ("background", "all with background", "hIoU")
 
 
 def name(runs: Collection, setting: Setting) -> str:
@@ -15,6 +16,11 @@ def name(runs: Collection, setting: Setting) -> str:
 
 def means(runs: Collection, setting: Setting) -> list[str]:
     return [seeds(runs, setting), *(cell(runs, setting, key) for key in KEYS)]
+
+
+def further(runs: Collection, setting: Setting) -> list[str]:
+    """The background's IoU, the mean that counts it, and hIoU: what means over foreground classes hide."""
+    return [cell(runs, setting, key) for key in (BACKGROUND, "with background", "metrics/hiou")]
 
 
 def seeds(runs: Collection, setting: Setting) -> str:

@@ -85,6 +85,12 @@ class RecordedRun:
         known = {index: step["iou"].items() for index, step in metrics.items()}
         return [{ids[name]: iou for name, iou in known.get(i, ())} for i in range(len(self.steps))]
 
+    def metric(self, name: str) -> float | None:
+        """Return a registered metric after the last step; of runs that are older than it, from their IoU."""
+        last = self.results["steps"][-1].get("metrics", {})
+        known = self.history[: steps_done(self.results["steps"])]
+        return last[name] if name in last else continual.measure(known, self.steps).get(name)
+
     @property
     def later_steps(self) -> list[Mapping[str, Any]]:
         """The metrics of the steps after step 0; none unless they are known of every step so far."""
@@ -210,8 +216,8 @@ class Collection:
 
     def values(self, setting: Setting, key: str | int) -> dict[int, float]:
         """Seed -> a metric after the last step, where it is known: old, new, all, first (old after step 0),
-        forgetting metrics/<name> or a class id, in percent; or seconds and gradients, of the later steps, and
-        what scripts.flatness and scripts.benchmark measured.
+        with background (all), forgetting, metrics/<name> or a class id, in percent; or seconds and gradients,
+        of the later steps, and what scripts.flatness and scripts.benchmark measured.
         """
         known = {seed: self._metric(run, key) for seed, run in self.cells.get(setting, {}).items()}
         return {seed: value for seed, value in sorted(known.items()) if value is not None}
@@ -230,7 +236,9 @@ class Collection:
         if key == "forgetting":
             value = run.results["steps"][-1]["mean_forgetting"]
         elif isinstance(key, str) and key.startswith("metrics/"):
-            value = run.results["steps"][-1].get("metrics", {}).get(key.removeprefix("metrics/"))
+            value = run.metric(key.removeprefix("metrics/"))
+        elif key == "with background":
+            value = continual.miou(run.history[-1], self.steps[0], with_background=True)["all"]
         elif isinstance(key, int):
             value = run.history[-1].get(key)
         else:

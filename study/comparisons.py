@@ -8,11 +8,13 @@ from dataclasses import replace
 from data.protocols import BACKGROUND
 from study import paper, scoreboard
 from study.cells import (
+    FURTHER,
     KEYS,
     background_taken_for,
     cell,
     cell_of_ratio,
     difference,
+    further,
     listed,
     means,
     name,
@@ -61,15 +63,18 @@ def table_ablations(runs: Collection) -> Section:
     controls = [mib(runs), consolidate(runs), altersgd(runs)]
     settings = {name(runs, s): s for s in [*controls, *ablations(runs)]}
     rows = [
-        [label, *means(runs, s), cell(runs, s, "forgetting")]
+        [label, *means(runs, s), *further(runs, s), cell(runs, s, "forgetting")]
         + [signed(difference(runs, s, control, "all")) if s != control else EMPTY for control in controls]
         for label, s in settings.items()
     ]
     table = Table(
         "What the paper leaves open, against MiB, the control and default AlterSGD",
-        ["phase", "seeds", *groups(runs), "forgetting", *(name(runs, control) for control in controls)],
+        [
+            *("phase", "seeds", *groups(runs), *FURTHER, "forgetting"),
+            *(name(runs, control) for control in controls),
+        ],
         rows,
-        [("", 2), ("mIoU in percent", 3), ("", 1), ("difference of all to", 3)],
+        [("", 2), ("mIoU in percent", 3), ("", 4), ("difference of all to", 3)],
         rules=[len(controls)],
     )
     notes = ["Differences: the mean over the seeds that both have."]
@@ -233,7 +238,7 @@ def table_related_methods(runs: Collection) -> Section:
     settings = {name(runs, s): s for s in [plain, altersgd(runs), consolidate(runs), *related_methods(runs)]}
     rows = [
         [
-            *(label, *means(runs, s), cell(runs, s, "forgetting")),
+            *(label, *means(runs, s), *further(runs, s), cell(runs, s, "forgetting")),
             *(scientific(runs, s, key) for key in FLATNESS),
             ratio(runs, s, plain, "gradients"),
             time_of_an_image(runs, s),
@@ -243,11 +248,11 @@ def table_related_methods(runs: Collection) -> Section:
     table = Table(
         "AlterSGD and related methods",
         [
-            *("setting", "seeds", *groups(runs), "forgetting"),
+            *("setting", "seeds", *groups(runs), *FURTHER, "forgetting"),
             *("squared gradient norm", "top eigenvalue", "trace", "gradients", "time"),
         ],
         rows,
-        [("", 2), ("mIoU in percent", 3), ("", 1), ("l_seg, norms in eval", 3), ("cost, MiB = 1", 2)],
+        [("", 2), ("mIoU in percent", 3), ("", 4), ("l_seg, norms in eval", 3), ("cost, MiB = 1", 2)],
         rules=[3],
     )
     tables, notes = (

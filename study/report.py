@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from configs.identity import order_name
+from configs.identity import order_name, recipe_of
 from configs.messages import not_one_of
 from data.files import write_atomically
 from engine.results import steps_done
@@ -140,6 +140,7 @@ def describe(runs: Collection) -> list[str]:
     protocol += "" if data["order"] is None else f", order {order_name(data['order'])}"
     facts = [
         f"{data['dataset']} {protocol} {data['mode']}, {config['model']['body']}, crop {data['crop']}, "
+        f"recipe {recipe_of(config) or 'of its own'}, "
         f"{train['epochs']} + {train['epochs_later']} epochs, batch {train['batch_size']}: "
         f"{len(runs.runs)} finished runs, seeds: {', '.join(map(str, runs.seeds(runs.cells)))}."
     ]

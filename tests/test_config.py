@@ -1,3 +1,4 @@
+import json
 import subprocess
 import sys
 from pathlib import Path
@@ -5,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from configs import ConfigError, config_differences, dump_config, load_config, yaml_core
-from configs.identity import run_name
+from configs.identity import recipe_of, run_name
 from configs.registry import Registry
 from configs.schema import Config
 from data.protocols import PROTOCOLS
@@ -127,6 +128,57 @@ def test_no_recipe_names_a_protocol_a_mode_or_a_data_set():
     for path in (FOLDER / "quickstart.yaml", *FOLDER.glob("recipes/*.yaml")):
         named = yaml_core.parse(path.read_text(encoding="utf-8"))["data"]
         assert not named.keys() & {"dataset", "protocol", "steps", "mode"}, path
+
+
+RECIPES = sorted(path.stem for path in FOLDER.glob("recipes/*.yaml"))
+# What each lineage does differently from MiB, which the paper follows.
+DEPARTURES = {
+    "mib": [],
+    "plop": ["data.unseen: 'ignore' -> 'background'", "data.void: 'background' -> 'ignore'"],
+    "ssul": [
+        "data.augment: 'resized_crop' -> 'scale_crop'",
+        "data.crop: 512 -> 513",
+        "data.evaluate_size: 512 -> 513",
+        "data.unseen: 'ignore' -> 'background'",
+        "data.void: 'background' -> 'ignore'",
+        "method.cross_entropy: 'all' -> 'valid'",
+        "model.norm: 'abn' -> 'bn'",
+        "optim.lr_later: 0.001 -> 0.01",
+        "train.batch_size: 24 -> 32",
+        "train.epochs: 30 -> 50",
+        "train.epochs_later: 30 -> 50",
+    ],
+    "dkd": [
+        "data.unseen: 'ignore' -> 'background'",
+        "model.norm: 'abn' -> 'bn'",
+        "train.batch_size: 24 -> 32",
+        "train.epochs: 30 -> 60",
+        "train.epochs_later: 30 -> 60",
+    ],
+}
+
+
+@pytest.mark.parametrize("name", DEPARTURES)
+def test_the_recipe_of_a_lineage_differs_from_mibs_in(name):
+    recipe = load_config([FOLDER / "recipes" / f"{name}.yaml"]).model_dump()
+    assert config_differences(load_config([]).model_dump(), recipe, ("train.amp",)) == DEPARTURES[name]
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_recipe_is_known_by_its_config(name):
+    protocol, recipe = FOLDER / "voc/10-1.yaml", FOLDER / "recipes" / f"{name}.yaml"
+    config = load_config([protocol, recipe], ["model.pretrained=x.pth", "train.amp=bf16", "train.seed=3"])
+    assert (config.data.protocol, recipe_of(config.model_dump())) == ("10-1", name)
+    recorded = json.loads(json.dumps(config.model_dump()))  # as results.json has it
+    assert recipe_of(recorded) == name
+    recorded["train"]["epochs"] += 1
+    assert recipe_of(recorded) is None
+    assert recipe_of(load_config([recipe], ["data.crop=64"]).model_dump()) is None
+
+
+def test_mibs_recipe_with_another_norm_that_computes_the_same_is_mibs():
+    assert recipe_of(load_config([], ["model.norm=iabn"]).model_dump()) == "mib"
+    assert recipe_of(load_config([], ["model.head=aspp"]).model_dump()) is None
 
 
 def test_quickstart_leaves_room_for_method_and_phase():

@@ -88,6 +88,55 @@ def test_crop_cannot_exceed_the_image():
     assert labels.eq(1).all()
 
 
+def slow_scale_crop(image, labels, size, scale, flip):
+    """With Pillow and a loop over the pixels of the square."""
+    u, top, left, flipped = torch.rand(4).tolist()
+    factor = scale[0] + (scale[1] - scale[0]) * u
+    height, width = (max(1, int(side * factor)) for side in labels.shape)
+    small = np.asarray(Image.fromarray(image).resize((width, height), Image.Resampling.BILINEAR))
+    marks = np.asarray(Image.fromarray(labels).resize((width, height), Image.Resampling.NEAREST))
+    first = [
+        int(share * (side - size + 1)) if side >= size else -((size - side) // 2)
+        for share, side in ((top, height), (left, width))
+    ]
+    square, void = np.empty((size, size, 3)), np.empty((size, size))
+    for i, j in np.ndindex(size, size):
+        y, x = first[0] + i, first[1] + (size - 1 - j if flipped < flip else j)
+        inside = 0 <= y < height and 0 <= x < width
+        square[i, j] = small[y, x] if inside else (124, 116, 104)
+        void[i, j] = marks[y, x] if inside else 255
+    return square, void
+
+
+@pytest.mark.parametrize("scale", [(0.5, 2.0), (0.25, 0.25), (2.0, 2.0), (1.0, 1.0)])
+@pytest.mark.parametrize("shape", [(30, 47), (24, 24), (60, 10)])
+def test_scale_crop_is_what_pillow_does(shape, scale):
+    rng = np.random.default_rng(0)
+    labels = rng.integers(0, 21, shape, np.uint8)
+    image = rng.integers(0, 256, (*shape, 3), np.uint8)
+    transform = train_transform(24, scale, 0.5, "scale_crop")
+    for seed in range(6):
+        torch.manual_seed(seed)
+        ours, mask = transform(torch.from_numpy(image).permute(2, 0, 1), torch.from_numpy(labels))
+        torch.manual_seed(seed)
+        theirs, marks = slow_scale_crop(image, labels, 24, scale, 0.5)
+        assert ours.dtype == mask.dtype == torch.uint8 and ours.shape == (3, 24, 24)
+        assert np.abs(ours.permute(1, 2, 0).numpy() - theirs).max() <= 1  # rounding
+        assert (mask.numpy() == marks).mean() > 0.9  # a row just between two pixels may go either way
+        padded = torch.from_numpy(marks == 255)
+        assert torch.equal(mask == 255, padded)
+        assert normalise(ours[None])[0][:, padded].abs().le(0.01).all()
+
+
+def test_scale_crop_reaches_every_place():
+    """Also the first and the last one, each as probable."""
+    image, size = torch.zeros(3, 4, 6, dtype=torch.uint8), 4
+    transform = train_transform(size, (1.0, 1.0), 0.0, "scale_crop")
+    columns = torch.arange(6, dtype=torch.uint8).expand(4, 6)
+    first = [int(transform(image, columns)[1][0, 0]) for _ in range(300)]
+    assert min(first.count(place) for place in range(3)) > 60 and set(first) == {0, 1, 2}
+
+
 def test_normalise():
     batch = torch.tensor([0, 255], dtype=torch.uint8).view(2, 1, 1, 1).expand(2, 3, 2, 2)
     result = normalise(batch.contiguous(memory_format=torch.channels_last))
@@ -104,15 +153,18 @@ def same(a, b):
     return all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
 
 
-def test_augmentation_depends_on_seed_epoch_and_name_alone(samples, dataset):
+@pytest.mark.parametrize("augment", ["resized_crop", "scale_crop"])
+def test_augmentation_depends_on_seed_epoch_and_name_alone(samples, augment):
+    dataset = StepDataset(samples, KEEP, train_transform(16, augment=augment), seed=3)
     torch.manual_seed(0)
     first = dataset[0, 5]
     dataset[0, 6]
     torch.manual_seed(1)
     assert same(first, dataset[0, 5])
     assert not same(first, dataset[1, 5])
-    assert not same(first, StepDataset(samples, KEEP, train_transform(16), seed=4)[0, 5])
-    assert same(first, StepDataset(samples[5:], KEEP, train_transform(16), seed=3)[0, 0])
+    transform = dataset.transform
+    assert not same(first, StepDataset(samples, KEEP, transform, seed=4)[0, 5])
+    assert same(first, StepDataset(samples[5:], KEEP, transform, seed=3)[0, 0])
 
 
 def test_the_callers_random_numbers_are_left_alone(dataset):

@@ -14,8 +14,10 @@ from test_resume import stop_and_go
 from torch.nn import functional as F
 
 import train
+from configs.schema import ConfigError
 from data.protocols import IGNORE_INDEX, Step
 from engine import checkpoint
+from engine.arguments import read_config
 from engine.ranks import start_ranks
 from methods import make_method
 from methods.losses import fused
@@ -246,13 +248,22 @@ def test_labels_are_rewritten_in_every_case():
         assert method.targets(labels, outputs(logits))[0, 0, 2] == wanted
 
 
+def test_an_image_all_of_a_new_class_is_left_out():
+    """Where nothing says what background is, everything would drift to the new class."""
+    labels = torch.full((2, 4, 5), 3)
+    labels[1, 0] = 0
+    logits = random(2, 4, 4, 5).requires_grad_()
+    (gradient,) = torch.autograd.grad(plop().segmentation_loss(logits, labels), logits)
+    assert not gradient[0].any() and gradient[1].all()
+
+
 def test_nu_is_the_share_of_sure_old_pixels_of_each_image():
     images = {
         (0, 1, UNSURE, UNSURE): 0.5,
         (0, 1, 3, VOID): 1.0,
         (UNSURE, UNSURE, 3, 3): 0.0,
         (2, UNSURE, UNSURE, VOID): 1 / 3,
-        (3, 3, 3, VOID): 1.0,  # no old pixel
+        (3, 3, 3, VOID): 0.0,  # no old pixel
     }
     labels = torch.tensor(list(images)).view(-1, 2, 2)
     assert share_of_sure(labels, 3).tolist() == pytest.approx(list(images.values()))

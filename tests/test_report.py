@@ -164,6 +164,30 @@ def test_table_1_holds_means_over_seeds_beside_the_papers(runs):
     assert empty["paper: all"] == "4.2"
 
 
+def test_table_1_shows_the_background_and_what_counts_it(runs):
+    folder, made = runs
+    cells = row(section(folder, "table1").tables[0], "MiB")
+    steps = [run["steps"][-1] for run in made["mib"]]
+    assert cells["ours: background"] == shown(100 * np.array([step["iou"]["background"] for step in steps]))
+    counted = [np.mean(list(step["iou"].values())) for step in steps]
+    assert cells["ours: all with background"] == shown(100 * np.array(counted))
+    harmonic = [2 / (1 / step["miou"]["old"] + 1 / step["miou"]["new"]) for step in steps]
+    assert cells["ours: hIoU"] == shown(100 * np.array(harmonic))
+    assert cells["ours: hIoU"] != DASH
+
+
+def test_hiou_of_runs_that_are_older_than_it(tmp_path):
+    new = write_run(tmp_path, "new")
+    old = json.loads((tmp_path / "new/results.json").read_text())
+    for step in old["steps"]:
+        del step["metrics"]
+    (tmp_path / "old").mkdir()
+    (tmp_path / "old/results.json").write_text(json.dumps(old))
+    (tmp_path / "new/results.json").unlink()
+    cells = row(section(tmp_path, "table1").tables[0], "MiB")
+    assert cells["ours: hIoU"] == f"{100 * new['steps'][-1]['metrics']['hiou']:.1f}"
+
+
 def test_joint_is_scored_in_the_groups_of_the_protocol(runs):
     folder, made = runs
     ious = np.array([[r["steps"][0]["iou"][c] for c in paper.CLASSES] for r in made["joint"]])
@@ -451,7 +475,7 @@ def test_the_papers_numbers_do_not_stand_beside_other_data(keys, tmp_path, monke
 def test_the_papers_numbers_say_that_they_are_of_voc_where_the_recipe_is_another(tmp_path):
     write_run(tmp_path, "mib", model__body="resnet_tiny")  # as with the embedded data, in the place of VOC
     header = layouts._flat_header(section(tmp_path, "table1").tables[0])
-    assert header[5] == "paper (VOC, ResNet-101): 1-15"
+    assert header[8] == "paper (VOC, ResNet-101): 1-15"
 
 
 def test_a_run_cut_by_last_step_is_done_and_not_unfinished(runs, tmp_path, capsys):

@@ -296,12 +296,13 @@ def test_compare_prints_a_row_per_run_and_draws(examples, two_runs, tmp_path, ca
     capsys.readouterr()
     assert compare.main([*two_runs, "--picture", str(drawing), "--examples", str(examples)]) == 0
     header, _, *rows = capsys.readouterr().out.splitlines()
-    assert "1-2" in header and "with bg" in header
+    assert "1-2" in header and "with bg" in header and "hiou" in header
     for name, row in zip(("ft", "mib"), rows, strict=True):
         last = json.loads((tmp_path / f"runs/{name}/results.json").read_text())["steps"][1]
         cells = row.split()
         assert cells[0] == name and cells[-1] == "2/2"
         assert cells[2:5] == [f"{100 * last['miou'][group]:.1f}" for group in ("old", "new", "all")]
+        assert cells[5] == f"{100 * last['iou']['background']:.1f}"
     with Image.open(drawing) as image:
         assert image.format == "PNG" and min(image.size) > 100
         assert len(image.convert("RGB").getcolors(2**24)) > 10

@@ -22,6 +22,7 @@ from engine.ranks import StopRequest, start_ranks
 from engine.run import prepare
 from engine.step import step_loader
 from methods import METHODS, PHASES
+from models.norm import BN
 
 ROOT = Path(train.__file__).parent
 
@@ -639,3 +640,14 @@ def test_a_run_learns_the_classes_in_the_order_that_is_given(toy_arguments, tmp_
     results = json.loads((tmp_path / "runs/run/results.json").read_text())
     assert results["protocol"] == [[3, 2], [1]]
     assert checkpoint.load(tmp_path / "runs/run/step_1.pt")["class_ids"] == [0, 3, 2, 1]
+
+
+@pytest.mark.parametrize("method", ["ssul", "dkd"])
+def test_the_recipe_of_another_lineage_trains(method, toy_arguments, tmp_path):
+    """The overlay itself, but for what makes it large."""
+    recipe = ROOT / "configs/recipes" / f"{method}.yaml"
+    small = toy_arguments("data.augment=scale_crop", f"method.name={method}", "train.amp=off")
+    small += ["data.evaluate=full", "model.body=resnet_tiny", "train.epochs=1", "train.epochs_later=1"]
+    assert train.main([str(recipe), *small]) == 0
+    results = json.loads((tmp_path / "runs/run/results.json").read_text())
+    assert results["config"]["model"]["head"] == "aspp" and len(results["steps"]) == 2

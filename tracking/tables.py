@@ -30,7 +30,7 @@ def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def step_table(results: Sequence[dict], groups: dict[str, str]) -> str:
-    """mIoU after each step in both conventions, forgetting, transfer, further metrics:
+    """mIoU after each step in both conventions, the background's IoU, forgetting, transfer, further metrics:
     `results` as in results.json.
     """
     further = metrics_in(results)
@@ -39,6 +39,7 @@ def step_table(results: Sequence[dict], groups: dict[str, str]) -> str:
         groups["old"],
         groups["new"],
         "all",
+        "| bg",
         "| with bg: old",
         "new",
         "all",
@@ -53,6 +54,7 @@ def step_table(results: Sequence[dict], groups: dict[str, str]) -> str:
         rows.append(
             [str(result["step"])]
             + [percent(plain[k]) for k in ("old", "new", "all")]
+            + [percent(background_iou(result))]
             + [percent(background[k]) for k in ("old", "new", "all")]
             + [
                 percent(result["mean_forgetting"]),
@@ -62,6 +64,11 @@ def step_table(results: Sequence[dict], groups: dict[str, str]) -> str:
             + [percent(result.get("metrics", {}).get(name)) for name in further]
         )
     return format_table(header, rows)
+
+
+def background_iou(result: Mapping) -> float | None:
+    """Return the background's own IoU after a step; it is the first class."""
+    return result["iou"].get(result["classes"][0])
 
 
 def metrics_in(results: Iterable[Mapping]) -> list[str]:
