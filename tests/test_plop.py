@@ -14,10 +14,8 @@ from test_resume import stop_and_go
 from torch.nn import functional as F
 
 import train
-from configs.schema import ConfigError
 from data.protocols import IGNORE_INDEX, Step
 from engine import checkpoint
-from engine.arguments import read_config
 from engine.ranks import start_ranks
 from methods import make_method
 from methods.losses import fused

@@ -22,7 +22,6 @@ from engine.ranks import StopRequest, start_ranks
 from engine.run import prepare
 from engine.step import step_loader
 from methods import METHODS, PHASES
-from models.norm import BN
 
 ROOT = Path(train.__file__).parent
 
