@@ -7,7 +7,7 @@ for, is part of l_seg. `Placement` is where the tensors of a run live.
 """
 
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -55,9 +55,9 @@ class Placement:
     def labels(self, labels: Tensor) -> Tensor:
         return labels.to(self.device, non_blocking=True).long()
 
-    def autocast(self) -> torch.autocast:
+    def autocast(self) -> AbstractContextManager:
         dtype = AMP_DTYPES[self.amp]
-        return torch.autocast(self.device.type, dtype, enabled=dtype is not None)
+        return nullcontext() if dtype is None else torch.autocast(self.device.type, dtype)
 
 
 class Objective:

@@ -5,6 +5,7 @@ without computing anything.
 import weakref
 from dataclasses import dataclass
 from functools import cache
+from itertools import repeat
 from typing import Any
 
 import torch
@@ -12,8 +13,14 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from configs.schema import load_config
 from data.protocols import protocol_steps
-from methods import make_method
+from engine.arguments import REGISTRIES
+from engine.objective import Objective
+from engine.optim import make_schedule
+from engine.ranks import Ranks
+from engine.step import Training
+from methods import Descent, Update, make_method
 from models.segmenter import build_segmenter
 
 
@@ -60,34 +67,32 @@ def count_iteration(body: str, crop: int, batch: int) -> Iteration:
     """Return the second iteration of MiB in step 1 of VOC 15-1, in single precision;
     the first one makes the momentum.
     """
-    step = protocol_steps("voc", "15-1")[1]
-    tally = Tally()
-    with torch.device("meta"):
-        model = build_segmenter(body)
+    config = load_config([], [f"model.body={body}", "method.name=mib", "method.strength=100"], REGISTRIES)
+    step, meta, tally = protocol_steps("voc", "15-1")[1], torch.device("meta"), Tally()
+    with meta:
+        model = build_segmenter(**config.model.architecture)
         model.add_classes(step.num_old)
         teacher = model.teacher()
         model.add_classes(step.num_new)
         model.train()
-        method = make_method("mib", losses="fused")
+        method, update = make_method("mib", losses="fused"), Update()
         method.begin_step(model, step)
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, foreach=True)
+        scaler = torch.amp.GradScaler("cpu", enabled=False)
+        images = torch.empty(batch, 3, crop, crop, dtype=torch.uint8)
+        batches = repeat((images, torch.zeros(batch, crop, crop, dtype=torch.uint8)))
+        ranks = Ranks(0, 1, 0, meta, None)
+        objective = Objective(config, ranks, model, teacher, method, update, scaler, batches)
+        schedule = make_schedule(config.optim)
+        training = Training(model, method, Descent(100.0), update, objective, optimizer, scaler, 2, schedule)
         for network in (model, teacher):
             for tensor in (*network.parameters(), *network.buffers()):
                 tally.add(tensor)
+        live: list[int] = []  # before and after the student's forward passes
+        model.register_forward_pre_hook(lambda *_: live.append(tally.live))
+        model.register_forward_hook(lambda *_: live.append(tally.live))
         with tally:
-            for _ in range(2):
-                tally.operators, tally.peak = 0, tally.live
-                images = torch.empty(batch, 3, crop, crop)
-                labels = torch.zeros(batch, crop, crop, dtype=torch.long)
-                with torch.no_grad():
-                    target = teacher(images, enlarged=False)
-                before = tally.live
-                output = model(images, enlarged=False)
-                kept = tally.live - before
-                loss: Any = method.segmentation_loss(output.logits, labels)
-                loss = loss + sum(method.retention_losses(output, target).values())
-                loss.tensor.backward()
-                optimizer.step()
-                optimizer.zero_grad(set_to_none=True)
-                del output, loss, target, images, labels
-    return Iteration(tally.operators, kept, tally.peak)
+            for iteration, *_ in training.loop((1, 2)):
+                if iteration == 1:
+                    tally.operators, tally.peak = 0, tally.live
+    return Iteration(tally.operators, live[3] - live[2], tally.peak)
