@@ -319,22 +319,44 @@ def test_refused_settings_name_the_choices():
 
 
 @pytest.mark.parametrize("bias", [False, True])
-def test_a_pointwise_convolution_is_a_convolution(bias):
-    conv = nn.Conv2d(5, 7, 1, bias=bias, dtype=torch.float64)
+@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 1e-5)])
+def test_a_pointwise_convolution_is_a_convolution(dtype, tolerance, bias):
+    conv = nn.Conv2d(5, 7, 1, bias=bias, dtype=dtype)
     ours = nn.Sequential(copy.deepcopy(conv))
     use_pointwise(ours)
     assert isinstance(ours[0], Pointwise) and type(conv) is nn.Conv2d
     for layout in (torch.channels_last, torch.contiguous_format):
-        x = torch.randn(2, 5, 4, 3, dtype=torch.float64).contiguous(memory_format=layout).requires_grad_()
+        ours.to(memory_format=layout)
+        x = torch.randn(2, 5, 4, 3, dtype=dtype).contiguous(memory_format=layout).requires_grad_()
         one, other = ours(x), conv(x)
         assert one.is_contiguous(memory_format=layout)
-        torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(one, other, rtol=tolerance, atol=tolerance)
         weights = torch.randn_like(one)
         gradients = [
             torch.autograd.grad((y * weights).sum(), [x, *network.parameters()])
             for y, network in ((one, ours), (other, conv))
         ]
-        torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-12)
+        torch.testing.assert_close(*gradients, rtol=tolerance, atol=tolerance)
+        weight, gradient = next(ours.parameters()), gradients[0][1]
+        assert gradient.stride() == weight.stride()  # as DDP wants it
+
+
+@pytest.mark.skipif(not torch.backends.mkldnn.is_available(), reason="this torch has no oneDNN")
+def test_a_pointwise_convolution_is_by_onednn_with_one_thread_too(monkeypatch):
+    chosen = []
+    convolve = F.conv2d
+
+    def watched(x, weight, bias, dilation):
+        sizes = [1, 1], [0, 0], [dilation, dilation], False, [0, 0], 1
+        chosen.append(torch._C._select_conv_backend(x, weight, bias, *sizes))
+        return convolve(x, weight, bias, dilation=dilation)
+
+    conv = nn.Sequential(nn.Conv2d(5, 7, 1)).to(memory_format=torch.channels_last)
+    use_pointwise(conv)
+    monkeypatch.setattr("models.segmenter.F.conv2d", watched)
+    with torch.no_grad():
+        conv(torch.randn(2, 5, 4, 3).contiguous(memory_format=torch.channels_last))
+    assert chosen == [torch._C._ConvBackend.Mkldnn] and torch.get_num_threads() == 1
 
 
 def test_other_convolutions_stay():
