@@ -122,8 +122,8 @@ def read_export(folder: Path, device: torch.device | str = "cpu") -> dict[str, A
     path = folder / CONFIG
     if not is_export(folder):
         raise ExportError(
-            f"{folder}: a folder without {CONFIG} and {WEIGHTS}; name a step_<i>.pt, or a folder that "
-            "scripts.export has written"
+            f"{folder}: no such checkpoint, but a folder without {CONFIG}; name a step_<i>.pt, or a folder "
+            "that scripts.export has written"
         )
     try:
         config = json.loads(path.read_bytes())

@@ -38,6 +38,7 @@ from methods import (
 from models.pretrained import load_backbone_weights
 from models.segmenter import Output, Segmenter, build_segmenter
 from tracking.progress import Progress, bar_place
+from tracking.tracker import recorded_in
 
 
 @dataclass
@@ -190,6 +191,8 @@ def make_watch(
         quiet=not run.ranks.is_main,
         boundary=phase.boundary(total),
     )
+    if done and run.ranks.is_main:
+        progress.recall(recorded_in(run.folder.path))
     spent = {"seconds": resumed.get("seconds", 0.0), "measured": resumed.get("flatness", {})}
     return Watch(run, step, training.model, parts, loader, probe, progress, last=last, **spent)
 

@@ -205,7 +205,10 @@ DAMAGES = {
     "newer": (lambda f: change(f / "config.json", '"version": 1', '"version": 2'), "is of version 2"),
     "renamed": (lambda f: change(f / "config.json", '"aeroplane"', '"bicycle"'), "was changed since"),
     "a path": (lambda f: change(f / "config.json", '"model.saf', '"../model.saf'), "names other files"),
-    "empty": (lambda f: [path.unlink() for path in f.iterdir()], "a folder without config.json"),
+    "empty": (
+        lambda f: [path.unlink() for path in f.iterdir()],
+        "no such checkpoint, but a folder without config.json",
+    ),
 }
 
 

@@ -21,6 +21,7 @@ from data.protocols import Step
 from engine import checkpoint
 from engine.arguments import read_config
 from engine.ranks import StoppedBySignal
+from tracking.lines import Lines
 from tracking.tracker import TRACKERS, Tracker, Trackers, make_trackers, recorded_in
 
 SHORT = ("train.epochs=1", "train.epochs_later=2", "method.name=mib", "run.pictures=0")
@@ -107,6 +108,18 @@ def test_a_killed_run_has_every_point_once(toy_arguments, tmp_path):
         assert [p for p in both if p[1] != slower] == [p for p in whole if p[1] != slower]
 
 
+@pytest.mark.parametrize("tracker", ["jsonl", "tensorboard"])
+def test_the_losses_of_a_step_are_drawn_whole_after_an_interruption(tracker, toy_arguments, monkeypatch):
+    drawn = []
+    monkeypatch.setattr("tracking.drawing.losses", lambda curves: drawn.append(curves))
+    arguments = toy_arguments(*SHORT, f"run.tracker=[{tracker}]", "train.epochs_later=4")
+    monkeypatch.setattr(Lines, "losses", lambda self, curves, at: drawn.append(curves))
+    with pytest.raises(StoppedBySignal):
+        walk_until(arguments, 3)  # in the second iteration of step 1
+    walk_until(arguments)
+    assert [entry.iteration for entry in drawn[-1].entries] == [1, 2, 3, 4]
+
+
 # ---- none can end a run ------------------------------------------------------------------------------------
 
 
@@ -183,7 +196,7 @@ def fake_wandb(monkeypatch) -> list[FakeRun]:
         runs.append(FakeRun(mode or "online", **options))
         return runs[-1]
 
-    module.__spec__ = SimpleNamespace()
+    module.__spec__ = SimpleNamespace(origin="wandb.py")
     module.init, module.Image, module.Settings, module.is_cut_off = init, np.shape, SimpleNamespace, False
     monkeypatch.setitem(sys.modules, "wandb", module)
     monkeypatch.delenv("WANDB_MODE", raising=False)
@@ -258,8 +271,9 @@ def test_without_a_network_wandb_is_kept_offline(fake_wandb, tmp_path, capsys):
     assert "wandb sync" in tracker.watch("runs")
 
 
-def test_wandb_asks_for_its_package_before_anything_else(monkeypatch, toy_arguments):
-    monkeypatch.setattr("tracking.wandb.importlib.util.find_spec", lambda name: None)
+@pytest.mark.parametrize("found", [None, SimpleNamespace(origin=None)])
+def test_wandb_asks_for_its_package_before_anything_else(found, monkeypatch, toy_arguments):
+    monkeypatch.setattr("tracking.wandb.importlib.util.find_spec", lambda name: found)
     with pytest.raises(ConfigError, match="'wandb' needs a package that is not installed: pip install"):
         read_config(toy_arguments("run.tracker=[tensorboard, wandb]"))
 

@@ -2,14 +2,14 @@
 
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import Tensor
 from tqdm import tqdm
 
 from tracking.drawing import Curves, Logged
-from tracking.tracker import Tracker
+from tracking.tracker import Recorded, Tracker
 
 SECONDS_BETWEEN_LINES = 30  # in a log file
 
@@ -60,6 +60,13 @@ class Progress:
         self.bar.set_postfix(shown, refresh=False)
         self.bar.update(iteration - self.done)
         self.done, self.since = iteration, now
+
+    def recall(self, recorded: Iterable[Recorded]) -> None:
+        """Take up what was logged of the step before it was interrupted, for the drawing of its losses."""
+        for at, values in recorded:
+            if self.offset < at <= self.offset + self.done and "loss/seg" in values:
+                weighted, sign = values.get("loss/weighted_keep", 0.0), values.get("phase/sign", 1.0)
+                self.curves.entries.append(Logged(at - self.offset, values["loss/seg"], weighted, sign))
 
     def close(self) -> None:
         self.bar.close()

@@ -34,7 +34,8 @@ class WeightsAndBiases(Drawn):
 
     @classmethod
     def conflicts(cls, config: Any) -> Conflicts:
-        if importlib.util.find_spec("wandb") is None:
+        found = importlib.util.find_spec("wandb")
+        if found is None or found.origin is None:  # a mere folder of this name, such as one that W&B writes
             yield "run.tracker", "'wandb' needs a package that is not installed: pip install wandb"
 
     @property
