@@ -145,13 +145,16 @@ def facts(
     yield "torch", environment.get("torch") or UNKNOWN
 
 
-def classes_by_step(state: Mapping[str, Any]) -> Iterator[tuple[int, str]]:
-    """Yield the classes that each step added, in the order of the outputs."""
+def classes_by_step(state: Mapping[str, Any]) -> Iterator[tuple[Any, str]]:
+    """Yield the classes that each step added, or all at once if their outputs do not tell."""
     named = [f"{name} ({i})" for i, name in zip(state["class_ids"], state["classes"], strict=True)]
-    sizes = state["network"].get("classifiers") or [len(named)]
+    sizes = state["network"].get("classifiers", ())
+    if not all(isinstance(size, int) for size in sizes) or sum(sizes) != len(named):
+        yield "all", ", ".join(named)
+        return
     for step, size in enumerate(sizes):
-        added, named = (named, []) if step == len(sizes) - 1 else (named[:size], named[size:])
-        yield step, ", ".join(added)
+        yield step, ", ".join(named[:size])
+        named = named[size:]
 
 
 def metrics(recorded: Mapping[str, Any], results: Mapping[str, Any]) -> Iterator[str]:

@@ -3,6 +3,7 @@
 import csv
 import importlib.util
 import json
+import re
 import struct
 import sys
 import time
@@ -163,6 +164,17 @@ def test_a_tracker_that_fails_harms_neither_the_run_nor_the_others(fails, tmp_pa
     error = capsys.readouterr().err
     assert error.count("cannot be written (RuntimeError: no \\x1b network)") == 1 and "\x1b" not in error
     assert (1, "a", 1.0) in points(tmp_path, "jsonl") and (1, "miou/old", 0.5) in points(tmp_path, "jsonl")
+
+
+def test_nothing_else_knows_which_trackers_there_are():
+    """Each is imported by its registry alone, and its library by nobody but itself."""
+    root = Path(train.__file__).parent
+    rooms = ("configs", "data", "engine", "methods", "metrics", "models", "scripts", "study", "tracking")
+    names = r"(tracking\.|torch\.utils\.)?(tensorboard|wandb|jsonl)|tracking\.csv"
+    imports = re.compile(rf"^\s*(from|import) ({names})\b", re.MULTILINE)
+    files = [root / "train.py", *(file for room in rooms for file in (root / room).rglob("*.py"))]
+    found = {str(file.relative_to(root)) for file in files if imports.search(file.read_text("utf-8"))}
+    assert found == {"tracking/tensorboard.py", "tracking/wandb.py"}
 
 
 # ---- Weights & Biases, by a stand-in -----------------------------------------------------------------------
