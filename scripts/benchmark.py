@@ -74,7 +74,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="tiny sizes; the measurements mean nothing")
     parser.add_argument("--repeats", type=int, help="samples of every variant (default: each part's own)")
     parser.add_argument(
-        "--recipe", default=CPU_RECIPE, metavar="FILE", help="for updates and methods: their sizes (%(default)s)"
+        "--recipe", default=CPU_RECIPE, metavar="FILE", help="for updates, methods: its sizes (%(default)s)"
     )
     parser.add_argument("--voc192", type=Path, metavar="FOLDER", help="for index: many images")
     parser.add_argument("--fullres", type=Path, metavar="FOLDER", help="for loading: images of full size")

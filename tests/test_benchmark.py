@@ -264,11 +264,11 @@ def test_looking_or_not_leaves_the_options_of_rw(tmp_path):
     trainee = training.begin(str(tmp_path), "method.name=rw", *training.QUICK)
     times = training.timings("rw", trainee)
     assert list(times) == [training.LOOK, training.BETWEEN]
-    before = copy.deepcopy(trainee.method.state_dict()["path"])
+    before = copy.deepcopy(trainee.method.path)
     times[training.BETWEEN]()
-    assert all(torch.equal(before[name], now) for name, now in trainee.method.state_dict()["path"].items())
+    assert all(torch.equal(before[name], now) for name, now in trainee.method.path.items())
     times[training.LOOK]()
-    assert any(not torch.equal(before[name], now) for name, now in trainee.method.state_dict()["path"].items())
+    assert any(not torch.equal(before[name], now) for name, now in trainee.method.path.items())
     assert trainee.method.options.every == 10
 
 
