@@ -6,6 +6,7 @@ python -m scripts.benchmark losses labels --quick                        # tiny 
 python -m scripts.benchmark loading index --fullres DIR --voc192 DIR     # parts that need images
 python -m scripts.benchmark memory --json results/benchmark.json         # replaces this part in the file
 python -m scripts.benchmark updates --json runs/voc-cpu/benchmark.json   # for the report of runs/voc-cpu
+python -m scripts.benchmark methods --recipe configs/voc/15-1_cpu.yaml   # every method / FT, by the image
 python -m scripts.benchmark --show results/benchmark.json                # the file as Markdown
 
 The variants of a comparison take turns (A B C, B C A, ...) after a warm-up. Shown is the median of the
@@ -73,7 +74,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--quick", action="store_true", help="tiny sizes; the measurements mean nothing")
     parser.add_argument("--repeats", type=int, help="samples of every variant (default: each part's own)")
     parser.add_argument(
-        "--recipe", default=CPU_RECIPE, metavar="FILE", help="for updates: its sizes (%(default)s)"
+        "--recipe", default=CPU_RECIPE, metavar="FILE", help="for updates, methods: its sizes (%(default)s)"
     )
     parser.add_argument("--voc192", type=Path, metavar="FOLDER", help="for index: many images")
     parser.add_argument("--fullres", type=Path, metavar="FOLDER", help="for loading: images of full size")

@@ -3,6 +3,7 @@
 The measurements are for quiet machines.
 """
 
+import copy
 import json
 import time
 from pathlib import Path
@@ -20,6 +21,7 @@ from data.incremental import train_table
 from data.loaders import StepDataset
 from data.transforms import normalise, train_transform
 from engine.arguments import read_config
+from methods import METHODS
 from methods.losses import fused
 from methods.losses import plain as plain_losses
 from metrics.confusion import ConfusionMatrix
@@ -32,7 +34,8 @@ from study.experiments import RELATED_METHODS
 MEASUREMENTS = {  # rows of each part with --quick
     "iteration": 2,
     "alternation": 2,
-    "updates": 7,
+    "updates": len(RELATED_METHODS) + 1,  # and PLOP
+    "methods": len(METHODS) - 1,  # all but FT
     "losses": 6,
     "head": 4,
     "threads": 2,
@@ -45,7 +48,10 @@ MEASUREMENTS = {  # rows of each part with --quick
     "start-up": 3,
     "scaling": 3,
 }
-SLOW = ("losses", "start-up", "scaling", "alternation", "updates", "evaluation", "importance", "memory")
+SLOW = (
+    *("losses", "start-up", "scaling", "alternation", "updates", "methods", "evaluation"),
+    *("importance", "memory"),
+)
 
 
 @pytest.fixture(scope="module")
@@ -206,16 +212,18 @@ def test_the_optimizer_is_that_of_a_run(toy_arguments, tmp_path, monkeypatch):
     optimizer = torch.optim.SGD
 
     def note(parameters, **settings):
-        parameters = list(parameters)
-        if len(parameters) > 1:  # not when a config is asked what its optimizer can do
-            made.append(settings)
-        return optimizer(parameters, **settings)
+        groups = list(parameters)
+        if isinstance(groups[0], dict):  # not when a config is asked what its optimizer can do
+            own = [{key: value for key, value in group.items() if key != "params"} for group in groups]
+            made.append((settings | {"lr": None}, own))
+        return optimizer(groups, **settings)
 
     monkeypatch.setattr(torch.optim, "SGD", note)
-    assert train.main(toy_arguments("train.last_step=0")) == 0
-    training.begin(str(tmp_path), *training.QUICK)
-    shipped, ours = made
-    assert ours | {"lr": None} == shipped | {"lr": None}
+    assert train.main(toy_arguments("method.name=dkd")) == 0
+    training.begin(str(tmp_path), "method.name=dkd", *training.QUICK)
+    _, shipped, ours = made  # step 0 and step 1 of the run
+    assert ours == shipped and ours[0]["momentum"] == 0.9
+    assert [group.get("lr_scale", 1.0) for group in ours[1]] == [0.1, 1.0, 1.0]
 
 
 @pytest.mark.parametrize(
@@ -243,6 +251,25 @@ def test_the_report_finds_the_time_of_every_related_method():
     names = {short_name(read_config(overlays).model_dump()) for overlays in arguments}
     measured = {measurement.what for measurement in training.updates(Options(quick=True, repeats=1))}
     assert measured == {f"{name} / plain mib" for name in names} and len(names) == 12
+
+
+def test_the_mean_iteration_of_rw_looks_as_often_as_it_says():
+    trainee = SimpleNamespace(method=SimpleNamespace(options=SimpleNamespace(every=10)))
+    samples: Samples = {"ft": [1.0], training.LOOK: [3.0], training.BETWEEN: [1.0]}
+    assert training.with_looks(samples, trainee)["rw"] == [pytest.approx((3 + 9 * 1) / 10)]
+    assert training.with_looks({"ft": [1.0]}, trainee) == {"ft": [1.0]}
+
+
+def test_looking_or_not_leaves_the_options_of_rw(tmp_path):
+    trainee = training.begin(str(tmp_path), "method.name=rw", *training.QUICK)
+    times = training.timings("rw", trainee)
+    assert list(times) == [training.LOOK, training.BETWEEN]
+    before = copy.deepcopy(trainee.method.path)
+    times[training.BETWEEN]()
+    assert all(torch.equal(before[name], now) for name, now in trainee.method.path.items())
+    times[training.LOOK]()
+    assert any(not torch.equal(before[name], now) for name, now in trainee.method.path.items())
+    assert trainee.method.options.every == 10
 
 
 def test_times_of_different_batches_are_compared_by_the_image(monkeypatch):

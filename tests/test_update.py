@@ -25,7 +25,7 @@ from engine.arguments import REGISTRIES, read_config
 from engine.objective import AMP_DTYPES, Objective
 from engine.optim import initial_learning_rate
 from engine.run_folder import RunFolder
-from methods import METHODS, PHASES, UPDATES, AlterSGD, Method, Weights, make_update, register
+from methods import METHODS, UPDATES, AlterSGD, Method, Weights, make_update, register
 from methods.cpr import confidence
 from methods.updates.asam import ASAM
 from methods.updates.c_flat import CFlat
@@ -449,29 +449,7 @@ def test_two_penalised_updates_add_what_a_pair_of_altersgd_moves():
     assert 2.9 <= fitted_slope(etas, errors) <= 3.1
 
 
-# ------------------------------------------------------------------------------ with everything else there is
-
-
-@pytest.mark.parametrize("phase", PHASES)
-@pytest.mark.parametrize("method", sorted(METHODS))
-@pytest.mark.parametrize("update", UPDATES)
-def test_every_rule_trains_every_method_under_every_phase(update, method, phase, begin):
-    trainee = begin("optim.lr_later=0.001", f"phase.name={phase}", f"update.name={update}", method=method)
-    if type(trainee.method).survey is not Method.survey:
-        images = trainee.run.place.images(trainee.batch[0])
-        with torch.no_grad():
-            trainee.method.survey([(trainee.batch[1].long(), trainee.teacher(images))])
-    before = copy.deepcopy(list(trainee.model.parameters()))
-    for _ in range(2):  # inside a phase: a descent and an ascent
-        trainee.iterate()
-    trainee.guard.check()
-    assert all(p.isfinite().all() for p in trainee.model.parameters())
-    still = all(torch.equal(p, b) for p, b in zip(trainee.model.parameters(), before, strict=True))
-    assert still == (phase in ("pause", "stop"))
-    trainee.method.end_step(trainee.model)
-    for statistic in trainee.method.state_dict().values():
-        for tensor in statistic.values() if isinstance(statistic, dict) else [statistic]:
-            assert torch.as_tensor(tensor).isfinite().all()
+# ------------------------------------------------------ with everything else there is: also test_product.py
 
 
 def test_a_rule_begins_at_its_step_and_unknown_ones_are_refused():

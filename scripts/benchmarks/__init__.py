@@ -9,6 +9,7 @@ PARTS: dict[str, Callable[[Options], list[Measurement]]] = {
     "iteration": training.iteration,
     "alternation": training.alternation,
     "updates": training.updates,
+    "methods": training.methods,
     "losses": losses.losses,
     "head": head.head,
     "threads": head.threads,

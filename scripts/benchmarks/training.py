@@ -21,14 +21,15 @@ from engine.ranks import Ranks, start_ranks, wrap
 from engine.run import Run
 from engine.run_folder import RunFolder
 from engine.step import Training, begin_step, save_step
-from methods import UPDATES, Method, make_average, make_method, make_phase, make_update
+from methods import METHODS, UPDATES, Method, make_average, make_method, make_phase, make_update
 from metrics.health import FiniteGuard
 from models.segmenter import Output, Segmenter, build_segmenter
-from scripts.benchmarks.measure import Measurement, Options, Target, interleave, ratio, timed
+from scripts.benchmarks.measure import Measurement, Options, Samples, Target, interleave, ratio, timed
 
 TOTAL = 1_000_000  # iterations of a step: enough for any number of repeats
 LATE = TOTAL * 9 // 10  # well inside AlterSGD's phase
 BETA = 0.1  # of CPR
+MEMORY = 100  # images, where a method can have a memory
 BATCHES = {256: 4, 512: 2}  # crop -> images
 QUICK = ("model.body=resnet_tiny", "model.head_channels=8", "data.crop=64", "train.batch_size=2")
 STEPS = protocol_steps("voc", "19-1")  # 20 old classes with the background, then one more
@@ -269,29 +270,60 @@ def importance(options: Options) -> list[Measurement]:
         with tempfile.TemporaryDirectory() as folder:
             trainee = begin(folder, f"method.name={name}", *settings(options, 512))
         assert trainee.method.anchor, "without anchors there is no penalty to pay for"
-        variants = {"ft": timed(variant(trainee, method=make_method("ft")).iterate)}
-        if name == "rw":
-            every = trainee.method.options.every
-            variants |= {"rw look": looking(trainee, 1), "rw between looks": looking(trainee, TOTAL)}
-        else:
-            variants[name] = timed(trainee.iterate)
-        samples = interleave(variants, options.times(7))
-        if name == "rw":
-            pairs = zip(samples["rw look"], samples["rw between looks"], strict=True)
-            samples["rw"] = [(look + (every - 1) * between) / every for look, between in pairs]
+        variants = {"ft": timed(variant(trainee, method=make_method("ft")).iterate), **timings(name, trainee)}
+        samples = with_looks(interleave(variants, options.times(7)), trainee)
         measurements.append(ratio(f"{name} / ft", samples, name, "ft", Target(high=1.05)))
     return measurements
 
 
-def looking(trainee: Trainee, every: int) -> Callable[[], float]:
-    """RW looks at its path in one of `every` iterations, so a median over a few
-    would not see what that costs.
-    """
+def methods(options: Options) -> list[Measurement]:
+    """Return an iteration of every method in a later step against one of FT, on the size of a recipe.
 
-    looks = trainee.method.options.model_copy(update={"every": every})
+    All have the same network and the same number of images; those that can have a memory have one, which
+    gives half of them. What a method does before or after a step (PLOP's and STAR's survey, STAR's review: an
+    epoch without gradients each) is not counted.
+    """
+    recipe = QUICK if options.quick else (options.recipe, "model.pretrained=null")
+    trainees = {}
+    for name in METHODS:
+        memory = f"method.memory={MEMORY if METHODS[name].memory else 0}"
+        with tempfile.TemporaryDirectory() as folder:
+            trainees[name] = begin(folder, *recipe, f"method.name={name}", memory)
+    every = {key: time for name, trainee in trainees.items() for key, time in timings(name, trainee).items()}
+    samples = with_looks(interleave(every, options.times(9)), trainees["rw"])
+    return [ratio(f"{name} / ft", samples, name, "ft") for name in trainees if name != "ft"]
+
+
+LOOK, BETWEEN = "rw look", "rw between looks"
+
+
+def timings(name: str, trainee: Trainee) -> dict[str, Callable[[], float]]:
+    """Return what is to be timed of a method.
+
+    RW looks at its path in one of `every` iterations: a median over a few would not see what that costs.
+    """
+    if name != "rw":
+        return {name: timed(trainee.iterate)}
+    return {LOOK: looking(trainee, 1), BETWEEN: looking(trainee, TOTAL)}
+
+
+def with_looks(samples: Samples, trainee: Trainee) -> Samples:
+    """Return the samples with those of RW's mean iteration, if it was timed."""
+    if LOOK not in samples:
+        return samples
+    every = trainee.method.options.every
+    pairs = zip(samples[LOOK], samples[BETWEEN], strict=True)
+    return samples | {"rw": [(look + (every - 1) * between) / every for look, between in pairs]}
+
+
+def looking(trainee: Trainee, every: int) -> Callable[[], float]:
+    """Return the time of an iteration of RW that looks, or does not: `every` 1, or more than there are."""
+    given = trainee.method.options
+    looks = given.model_copy(update={"every": every})
 
     def iterate() -> None:
         trainee.method.options = looks
         trainee.iterate()
+        trainee.method.options = given
 
     return timed(iterate)
