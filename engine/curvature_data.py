@@ -127,7 +127,7 @@ def read_subject(folder: RunFolder, wanted: int | None, dataset: Dataset, config
     device = torch.device("cuda" if config.train.device != "cpu" and torch.cuda.is_available() else "cpu")
     model, state = load_model(folder.step_checkpoint(step.index), step, dataset.class_names, device)
     method, before, start = plain_method(config), None, model
-    method.steps = steps
+    method.protocol = steps
     if step.index > 0:  # as in engine.step.begin_step
         earlier = steps[step.index - 1]
         start, left = load_model(folder.step_checkpoint(earlier.index), earlier, dataset.class_names, device)

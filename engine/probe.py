@@ -100,7 +100,7 @@ class Probe:
     def _judge(self, twin: Segmenter) -> Method:
         """Return the method with what it knows by now, its losses plain: they can be differentiated twice."""
         judge = plain_method(self.config)
-        judge.steps = self.steps
+        judge.protocol = self.steps
         judge.attach(twin, self.step)
         judge.begin_step(twin, self.step)
         judge.load_state_dict(self.method.state_dict())

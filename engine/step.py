@@ -143,7 +143,8 @@ def train_step(run: Run, step: Step) -> tuple[Segmenter, dict]:
         hand_over(run, step, model, average)
         watch.measure("handed over")
     if method.reviews:
-        method.review(outputs_of(run, step, model.eval(), "reviewing"))
+        # To the end, whoever asks to stop: a pass without gradients is sooner done than what would be lost.
+        method.review(outputs_of(run, step, model.eval(), "reviewing", until_stopped=False))
     updates = sum(phase(iteration, total).updates for iteration in range(1, last + 1))
     costs = {
         "seconds": watch.seconds_spent(),
@@ -205,7 +206,7 @@ def begin_step(
     torch.manual_seed(config.train.seed * 1000 + step.index)  # alike whoever trained the step before
     losses = "fused" if config.train.losses == "fused" else "plain"
     method = make_method(config.method.name, config.method.cross_entropy, config.method.options, losses)
-    method.steps, method.mode, teacher = run.steps, config.data.mode, None
+    method.protocol, method.mode, teacher = run.steps, config.data.mode, None
     if step.index == 0:
         try:
             model = build_segmenter(**config.model.architecture, group=run.sync_group).to(run.ranks.device)
@@ -299,14 +300,15 @@ def step_dataset(run: Run, step: Step) -> StepDataset | ReplayDataset:
     return ReplayDataset(current, old)
 
 
-def outputs_of(run: Run, step: Step, network: Segmenter, what: str) -> Iterator[tuple[Tensor, Output]]:
+def outputs_of(
+    run: Run, step: Step, network: Segmenter, what: str, until_stopped: bool = True
+) -> Iterator[tuple[Tensor, Output]]:
     """Yield labels and a network's outputs over the first epoch of a step."""
     epoch = range(1, run.epoch(step) + 1)
     loader = step_loader(run, step, iterations=epoch, batch_of=lambda iteration: iteration)
     doing = f"{what} step {step.index}"
-    for images, labels, *_ in run.until_stopped(
-        tqdm(loader, doing, disable=not run.ranks.is_main, **bar_place()), doing
-    ):
+    shown = tqdm(loader, doing, disable=not run.ranks.is_main, **bar_place())
+    for images, labels, *_ in run.until_stopped(shown, doing) if until_stopped else shown:
         yield labels.to(run.ranks.device).long(), ask(network, run.place.images(images), run.place)
 
 

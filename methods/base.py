@@ -107,8 +107,8 @@ class Method:
     memory: Literal["half", "concatenated"] | None = None
     # Step 0 is trained alike by all methods with plain cross-entropy there, so one model can serve them all.
     shares_first_step = True
-    knows_future = False  # it uses `steps` to know classes that are still to come: tables say so
-    steps: Sequence[Step] = ()  # all of the protocol
+    knows_future = False  # it uses `protocol` to know classes that are still to come: tables say so
+    protocol: Sequence[Step] = ()  # all of its steps
     mode: str = "disjoint"  # data.mode: which images a step trains on
     losses = losses  # or methods.losses.fused
     # The published lambda, by protocol where it differs: {"default": 10.0, "15-1": 100.0}.

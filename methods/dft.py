@@ -38,7 +38,7 @@ class DFT(Method):
 
     def add_classifier(self, model: Any, step) -> None:
         if step.index == 0:
-            for every in self.steps:
+            for every in self.protocol:
                 super().add_classifier(model, every)
 
     def freeze(self, model: Any) -> None:

@@ -16,7 +16,7 @@ STEPS = steps_from_lists([[1, 2], [3], [4, 5]])
 
 def test_classifiers_of_all_steps_exist_from_step_0_on_and_learn_as_negatives():
     model, method = build_segmenter(**TINY_NETWORK), make_method("dft")
-    method.steps = STEPS
+    method.protocol = STEPS
     method.add_classifier(model, STEPS[0])
     assert [c.out_channels for c in model.classifiers] == [3, 1, 2]
     method.begin_step(model, STEPS[0])

@@ -30,6 +30,7 @@ class Pointwise(nn.Module):
     def __init__(self):
         super().__init__()
         self.shown: list[Tensor] = []
+        self.rule = None
 
     def forward(self, images: Tensor) -> Output:
         self.shown.append(images)

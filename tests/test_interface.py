@@ -196,7 +196,7 @@ class Curious(Method):
 
     def keep(self, student, teacher, batch):
         old = (batch.labels < self.num_old)[:, None]
-        SEEN.append(("keep", [s.index for s in self.steps]))
+        SEEN.append(("keep", [s.index for s in self.protocol]))
         return {"old": ((student.logits[:, : self.num_old] - teacher.logits) ** 2 * old).mean()}
 
     def review(self, images):

@@ -57,7 +57,7 @@ def student_and_teacher(name: str, losses: str = "plain", seed: int = 0):
     """A method in step 1, the two networks it then has, in eval so that they can be compared, and a batch."""
     torch.manual_seed(seed)
     method, student = make_method(name, losses=losses), build_segmenter(**TINY_NETWORK)
-    method.steps = STEPS
+    method.protocol = STEPS
     method.add_classifier(student, STEPS[0])
     method.begin_step(student, STEPS[0])
     method.review(_outputs(method, student, STEPS[0]))

@@ -69,7 +69,7 @@ def begin_last_step(run: Run) -> tuple[Segmenter, Segmenter | None, Method]:
     if earlier:
         model = build_segmenter(**run.config.model.architecture, group=run.sync_group)
         method = make_method(run.config.method.name, options=run.config.method.options)
-        method.steps = run.steps
+        method.protocol = run.steps
         for step in earlier:
             method.add_classifier(model, step)
             method.attach(model, step)
