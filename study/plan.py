@@ -263,7 +263,7 @@ def describe(runs: Sequence[PlannedRun], preset: Preset) -> str:
     left = sum(run.passes_left() for run in runs)
     hours = f"estimate {left * seconds / 3600:.1f} hours, one run after the other"
     lines += [f"to do: {left:,} image passes, {hours}, {1000 * seconds:.1f} ms per image ({basis})"]
-    return "\n".join([*lines, _saving(runs)])
+    return "\n".join([*lines, *_saving(runs)])
 
 
 def _grouped(word: str, lines: Mapping[str, Sequence[str]]) -> list[str]:
@@ -284,12 +284,15 @@ def _costs(run: PlannedRun, seconds: float) -> tuple[str, str]:
     return f"{run.passes():,}", f"{run.passes_left() * seconds / 3600:.2f}" if run.to_do else "-"
 
 
-def _saving(runs: Sequence[PlannedRun]) -> str:
+def _saving(runs: Sequence[PlannedRun]) -> list[str]:
+    """Return nothing where only steps 0 were chosen: nobody shares them."""
     shared = sum(run.passes() for run in runs)
     first: dict[str | None, int] = {run.name: run.passes() for run in runs if run.is_step_0}
     alone = sum(run.passes() + first.get(run.job.needs, 0) for run in runs if not run.is_step_0)
+    if not alone:
+        return []
     saved = f"{1 - shared / alone:.0%}"
-    return f"sharing step 0: {shared:,} image passes in all instead of {alone:,}, {saved} saved"
+    return [f"sharing step 0: {shared:,} image passes in all instead of {alone:,}, {saved} saved"]
 
 
 def seconds_per_pass(folders: Iterable[RunFolder]) -> float | None:

@@ -466,7 +466,9 @@ def worst(history, steps):
     assert compare.main([str(tmp_path / "runs" / run) for run in names]) == 0
     header, _, before, now = capsys.readouterr().out.splitlines()[-4:]
     assert header.split()[-4:] == ["|", "hiou", "worst", "steps"]
-    assert before.split()[-3:-1] == ["-", "-"] and now.split()[-2] == shown
+    earlier = json.loads((tmp_path / "runs/run/results.json").read_text())["steps"][-1]
+    assert "metrics" not in earlier and now.split()[-2] == shown
+    assert before.split()[-2] == f"{100 * min(earlier['iou'].values()):.1f}"  # from its IoU
     assert (
         report.main([str(tmp_path / "runs"), "--out", str(tmp_path / "report"), "--formats", "markdown"]) == 0
     )

@@ -50,6 +50,13 @@ def test_neighbours_still_names_the_table_of_related_methods(tmp_path, capsys):
     assert plans[0] == plans[1] and "mib-sam_seed1" in plans[0]
 
 
+def test_a_step_0_alone_has_a_plan(tmp_path, capsys):
+    arguments = ["related", "--preset", "voc", "--seeds", "1", "--runs", str(tmp_path / "runs"), "--dry-run"]
+    assert reproduce.main([*arguments, "--only", "step0_seed1"]) == 0
+    shown = capsys.readouterr().out
+    assert "1 runs: 1 not needed" in shown and "sharing step 0" not in shown
+
+
 @pytest.mark.parametrize("preset", PRESETS)
 @pytest.mark.parametrize("table", [*ROWS, "readings", "all"])
 @pytest.mark.slow
