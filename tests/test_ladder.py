@@ -11,7 +11,7 @@ from engine.arguments import read_config
 from engine.identity import start_notes, trained_with
 from methods import METHODS, published_strength
 from study import identity, paper
-from study.collection import RecordedRun, collect
+from study.collection import Collection, RecordedRun
 from study.ladder import row_of, settings_of_rungs
 from study.plan import PRESETS, list_jobs, look_at
 from study.report import read_runs
@@ -120,15 +120,9 @@ def test_the_table_wants_the_settings_that_the_runs_have(preset):
     settings = [identity.setting_of(config.model_dump()) for config in configs]
     plain = next(config for config in configs if config.method.name == "mib")
     reference = RecordedRun(Path("mib"), results_of(plain), "mib")
-    wanted = settings_of_rungs(collect_of(reference))
+    wanted = settings_of_rungs(Collection(reference))
     assert list(wanted) == list(LADDER) and list(wanted.values()) == settings
     assert len(set(settings)) == len(settings)
-
-
-def collect_of(reference: RecordedRun):
-    from study.collection import Collection
-
-    return Collection(reference)
 
 
 def test_names_of_the_fields_methods():
@@ -233,7 +227,10 @@ def test_a_run_with_a_recipe_of_its_own_joins_no_two_recipes(first, tmp_path):
 def test_rungs_can_run():
     for rung in LADDER:
         assert rung.method in METHODS and (not rung.memory or METHODS[rung.method].memory)
-        needs = ["method.memory=100"] if rung.memory else []
-        overlays = [f"configs/methods/{rung.method}.yaml", *([f"configs/{rung.plus}.yaml"] if rung.plus else [])]
-        read_config([*overlays, *needs])
-    assert collect([]) is None
+        overlays = [f"configs/methods/{rung.method}.yaml"]
+        overlays += [f"configs/{rung.plus}.yaml"] if rung.plus else []
+        config = read_config([*overlays, *(["method.memory=100"] if rung.memory else [])])
+        alone = rung.plus is None
+        assert alone or rung.plus in (config.phase.name, config.average.name)
+        # what has no R is not alternated: an ascent would only unlearn
+        assert alone or METHODS[rung.method].needs_teacher
