@@ -253,7 +253,10 @@ def start_notes(path: Path, state: Facts, ours: Facts) -> list[str]:
             f"{method!r} from step 0 on: start from a step of a run with method.name={method}, or leave "
             "train.start_from out"
         )
-    differences = config_differences(_comparable(told, method, step), _comparable(ours, method, step))
+    before, now = _comparable(told, method, step), _comparable(ours, method, step)
+    if step == 0 and "options" not in before["method"]:  # trained for all that share it: none of them counted
+        now["method"].pop("options", None)
+    differences = config_differences(before, now)
     if any(told.get(key) not in (None, ours[key]) for key in ("data", "content")):
         differences.append("the training images")
     if "weights" in told and "weights" in ours and told["weights"]["sha256"] != ours["weights"]["sha256"]:

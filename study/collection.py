@@ -20,6 +20,7 @@ from data.protocols import BACKGROUND, Step, steps_from_lists
 from engine.results import metrics_by_step, steps_asked_for, steps_done
 from metrics import continual
 from study.identity import SPEED_KEYS, Setting, recipe_differences, setting_of
+from study.rungs import own_keys
 
 MACHINE = ("device", "processor", "threads", "world_size", "torch")
 SMALLEST_TEST = 3  # seeds
@@ -31,6 +32,7 @@ FLATNESS: dict[str | int, Callable[[Mapping[str, Any]], float | None]] = {
 }
 MIB_TIME = "mib / plain mib"
 BENCHMARK_FILE = "benchmark.json"  # in the folder of the runs, by scripts.benchmark
+WITH_BACKGROUND: dict[str | int, str] = {"with background": "all", "old with background": "old"}
 LOGGED_FLATNESS = ("squared_gradient_norm", "top_eigenvalue")  # by run.flatness, while a step trains
 
 
@@ -216,8 +218,8 @@ class Collection:
 
     def values(self, setting: Setting, key: str | int) -> dict[int, float]:
         """Seed -> a metric after the last step, where it is known: old, new, all, first (old after step 0),
-        with background (all), forgetting, metrics/<name> or a class id, in percent; or seconds and gradients,
-        of the later steps, and what scripts.flatness and scripts.benchmark measured.
+        with background (all), old with background, forgetting, metrics/<name> or a class id, in percent; or
+        seconds and gradients, of the later steps, and what scripts.flatness and scripts.benchmark measured.
         """
         known = {seed: self._metric(run, key) for seed, run in self.cells.get(setting, {}).items()}
         return {seed: value for seed, value in sorted(known.items()) if value is not None}
@@ -237,8 +239,9 @@ class Collection:
             value = run.results["steps"][-1]["mean_forgetting"]
         elif isinstance(key, str) and key.startswith("metrics/"):
             value = run.metric(key.removeprefix("metrics/"))
-        elif key == "with background":
-            value = continual.miou(run.history[-1], self.steps[0], with_background=True)["all"]
+        elif key in WITH_BACKGROUND:
+            counted = continual.miou(run.history[-1], self.steps[0], with_background=True)
+            value = counted[WITH_BACKGROUND[key]]
         elif isinstance(key, int):
             value = run.history[-1].get(key)
         else:
@@ -334,7 +337,9 @@ def share_step_0(runs: Sequence[RecordedRun]) -> bool:
 
 def _most_common_recipe(runs: Sequence[RecordedRun]) -> RecordedRun:
     groups: list[list[RecordedRun]] = []
-    for run in [run for run in runs if run.setting.method != "joint"] or runs:
+    several = [run for run in runs if run.setting.method != "joint"] or runs
+    # Those with keys of their own come last: they fit to runs that do not fit to each other.
+    for run in sorted(several, key=lambda run: bool(own_keys(run.config))):
         group = next((group for group in groups if not recipe_differences(group[0], run)), None)
         if group is None:
             groups.append([run])

@@ -1,20 +1,24 @@
 """The runs behind each table and figure of the paper, as arguments of train.py. Nothing here
 reads data or starts a run.
 
-Step 0 is the same for all that train it with plain cross-entropy: one run per seed trains it, and the others
-start from its checkpoint. What several tables need has one name, which says what differs from the published
-setting.
+Step 0 is the same for all that train it with plain cross-entropy, and for all variants of a method whose step
+0 is its own: one run per seed trains it, and the others start from its checkpoint. What several tables need
+has one name, which says what differs from the published setting.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
+from functools import partial
+from itertools import product
 from pathlib import Path
 
 from configs.schema import Config, DataConfig
 from methods import METHODS, published_strength
 from study.paper import LAMBDAS
 from study.readings import CONTROLLED_P, CORNERS, PUBLISHED_P, READINGS, SIXTHS, Reading
+from study.rungs import LADDER, own_recipe
 
 THIRTIETHS = (5, 10, 15, 20, 25, 30)  # p
 DEFAULT_THIRTIETHS, PLAIN_THIRTIETHS = 25, 30  # configs/altersgd.yaml; no iteration is left to alternate
@@ -42,6 +46,7 @@ PAIRED = (
     THEOREM,
     ("phase.lambda_a=100", "phase.lambda_b=10"),
 )
+SHARED = "ft"  # the method that trains the step 0 of all that have plain cross-entropy there
 WEAK = 10  # a lambda at which R holds the ascents back less
 
 
@@ -52,7 +57,8 @@ class Experiment:
     name: str
     overlays: tuple[str, ...]
     settings: tuple[str, ...] = ()  # key.sub=value
-    shares_step_0: bool = True
+    step_0: str | None = SHARED  # the method whose step 0 it starts from; None: one of its own
+    recipe: tuple[str, ...] = ()  # what its method has otherwise than others, from step 0 on
 
 
 @dataclass(frozen=True)
@@ -67,16 +73,15 @@ class Job:
 # ------------------------------------------------------------------------------------------------ experiments
 
 
-def method(name: str) -> Experiment:
-    return Experiment(name, (f"configs/methods/{name}.yaml",), shares_step_0=METHODS[name].shares_first_step)
+def method(name: str, *settings: str, plus: str | None = None) -> Experiment:
+    """A method, plain or with another overlay on top: a phase, an average, or a related method."""
+    called = "_".join([f"{name}-{plus}" if plus else name, *map(_label, settings)])
+    overlays = (f"configs/methods/{name}.yaml", *([f"configs/{plus}.yaml"] if plus else []))
+    step_0 = SHARED if METHODS[name].shares_first_step else name
+    return Experiment(called, overlays, settings, step_0)
 
 
-def mib(*settings: str, plus: str | None = None) -> Experiment:
-    """MiB, plain or with another overlay on top: a phase, or a related method."""
-    name = "_".join([f"mib-{plus}" if plus else "mib", *map(_label, settings)])
-    return Experiment(
-        name, ("configs/methods/mib.yaml", *([f"configs/{plus}.yaml"] if plus else [])), settings
-    )
+mib = partial(method, "mib")
 
 
 def _label(setting: str) -> str:
@@ -88,7 +93,7 @@ def joint(data: DataConfig) -> Experiment:
     """Return all classes at once."""
     classes = [name for step in data.steps or () for name in step]
     setting = f"data.steps=[{classes}]" if classes else "data.protocol=offline"
-    return Experiment("joint", ("configs/methods/ft.yaml",), (setting,), shares_step_0=False)
+    return Experiment("joint", ("configs/methods/ft.yaml",), (setting,), step_0=None)
 
 
 def table1(config: Config) -> list[Experiment]:
@@ -138,6 +143,18 @@ def alternation(config: Config) -> list[Experiment]:
 def related_methods(config: Config) -> list[Experiment]:
     """Other roads to flat minima, and PLOP."""
     return [mib(), *(mib(plus=overlay) for overlay in RELATED_METHODS), method("plop")]
+
+
+def ladder(config: Config) -> list[Experiment]:
+    """The field's methods, with a memory, and with what goes with any of them."""
+    rungs = []
+    for rung in LADDER:
+        # What an overlay already says is no part of the name.
+        memory = [f"method.memory={rung.memory}"] if rung.memory and rung.method != "mib_augm" else []
+        recipe = own_recipe(rung.method, config.model_dump())
+        own = tuple(f"{part.key}={value}" for part, value in recipe.items())
+        rungs.append(replace(method(rung.method, *memory, plus=rung.plus), recipe=own))
+    return rungs
 
 
 def readings(config: Config) -> list[Experiment]:
@@ -190,6 +207,7 @@ TABLES: dict[str, Callable[[Config], list[Experiment]]] = {
     "alternation": alternation,
     "readings": readings,
     "related": related_methods,
+    "ladder": ladder,
 }
 OLD_NAMES = {"neighbours": "related"}  # of tables, in commands and documents of older versions
 
@@ -214,7 +232,10 @@ def jobs_of(
     overlay: str,
     overrides: Sequence[str] = (),
 ) -> list[Job]:
-    """Return every experiment with every seed, and before them all the steps 0 that they share."""
+    """Return every experiment with every seed, and before them all the steps 0 that they share.
+
+    A step 0 from which only one would start is trained by that one itself.
+    """
 
     def job(
         name: str, overlays: Sequence[str], settings: Sequence[str], seed: int, needs: str | None = None
@@ -224,18 +245,23 @@ def jobs_of(
         arguments = (overlay, *overlays, *overrides, *settings, *place, *start)
         return Job(f"{name}_seed{seed}", arguments, needs)
 
-    observe = f"method.also_observe=[{', '.join(OBSERVERS)}]"
-    shared = any(experiment.shares_step_0 for experiment in experiments)
-    first = [
-        job("step0", ("configs/methods/ft.yaml",), ("train.last_step=0", observe), seed)
-        for seed in seeds
-        if shared
-    ]
-    return first + [
-        job(e.name, e.overlays, e.settings, seed, f"step0_seed{seed}" if e.shares_step_0 else None)
-        for seed in seeds
+    seeds, users = list(seeds), Counter(e.step_0 for e in experiments)
+    recipes = {
+        e.step_0: e.recipe
         for e in experiments
-    ]
+        if e.step_0 == SHARED or (e.step_0 is not None and users[e.step_0] > 1)
+    }
+    names = {trainer: "step0" if trainer == SHARED else f"step0-{trainer}" for trainer in recipes}
+    observe = f"method.also_observe=[{', '.join(OBSERVERS)}]"
+    jobs = []
+    for trainer, recipe in recipes.items():
+        also = (observe,) if trainer == SHARED else recipe
+        overlays, settings = (f"configs/methods/{trainer}.yaml",), ("train.last_step=0", *also)
+        jobs += [job(names[trainer], overlays, settings, seed) for seed in seeds]
+    for seed, e in product(seeds, experiments):
+        needs = f"{names[e.step_0]}_seed{seed}" if e.step_0 in names else None
+        jobs.append(job(e.name, e.overlays, (*e.recipe, *e.settings), seed, needs))
+    return jobs
 
 
 # The jobs set these themselves.

@@ -20,9 +20,18 @@ from configs.schema import FREE_KEYS, config_differences
 from engine.identity import class_differences
 from methods import AVERAGES, UPDATES
 from study.paper import CHOICES, DEFAULT_P, METHODS, MIB_STRENGTH_15_1, SETTING
+from study.rungs import departures, own_keys
 
 RADIUS = 0.01  # the default of update.radius, which names leave out
-OTHERS = {"PLOP": ("plop", 0.01)}  # not in the paper
+# Not in the paper.
+OTHERS = {
+    "PLOP": ("plop", 0.01),
+    "MiB-AugM": ("mib_augm", 10.0),
+    "DFT*": ("dft", 0.0),
+    "DKD": ("dkd", 5.0),
+    "SSUL": ("ssul", 0.0),
+    "STAR": ("star", 5.0),
+}
 PHASES = {"altersgd": "AlterSGD", "consolidate": "Consolidate", "pause": "Pause", "stop": "Stop"}
 RULES = {"asam": "ASAM", "f_sam": "F-SAM", "c_flat": "C-Flat"}  # update rules with the option rho
 AVERAGED = {"ewf": "EWF", "ema": "EMA", "swa": "SWA"}
@@ -117,6 +126,7 @@ def _setting_of(config: Mapping[str, Any]) -> Setting:
     changes: tuple[tuple[str, Any], ...] = tuple(
         (option, str(value)) for option, value in sorted(method["options"].items())
     )
+    changes += departures(config)
     if is_offline(config):
         if name == "ft" and phase["name"] == "descent":
             return Setting("joint", changes=changes)
@@ -257,6 +267,7 @@ class Comparable(Protocol):
 def recipe_differences(one: Comparable, other: Comparable) -> list[str]:
     """Return what two runs do differently beyond method, phase, lambda and seed: "train.epochs: 30 -> 10"."""
     free: tuple[str, ...] = (*FREE_KEYS, *SPEED_KEYS, *AXES, "method.also_observe")
+    free += (*own_keys(one.config), *own_keys(other.config))
     if "joint" in (one.setting.method, other.setting.method):
         free += AXES_OF_JOINT
     if is_stable_sgd(one.config) or is_stable_sgd(other.config):

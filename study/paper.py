@@ -86,6 +86,30 @@ FIGURE_P: dict[Fraction, tuple[float | str | None, ...]] = {
 DEFAULT_P = Fraction(25, 30)
 # fmt: on
 
+# What methods of the ladder reached on VOC 15-1 in the papers that print them: mode -> row -> means of old
+# classes, new ones and all, and of how many classes "all" is the mean: 20 without the background, 21 with it.
+# ResNet-101; None is not printed. The rows of the mode disjoint up to ILT are MiB's, which this paper repeats.
+# fmt: off
+PUBLISHED: dict[str, dict[str, tuple[tuple[float | None, float | None, float, int], ...]]] = {
+    "disjoint": {
+        "FT": ((*MEANS["FT"], 20),), "LwF": ((*MEANS["LwF"], 20),), "ILT": ((*MEANS["ILT"], 20),),
+        "MiB": ((46.2, 12.9, 37.9, 20), (None, None, 40.7, 21)),
+        "AlterSGD": ((*MEANS["AlterSGD"], 20),),
+        "PLOP": ((None, None, 46.5, 21),),
+        "DKD": ((None, None, 68.5, 21),), "DKD-M": ((None, None, 70.8, 21),),
+        "STAR": ((None, None, 70.8, 21),),
+    },
+    "overlapped": {
+        "FT": ((None, None, 0.6, 20),), "LwF": ((None, None, 1.8, 20),), "ILT": ((None, None, 5.7, 20),),
+        "MiB": ((35.1, 13.5, 29.7, 20), (None, None, 34.6, 21)),
+        "PLOP": ((65.1, 21.1, 54.6, 21),),
+        "DKD": ((None, None, 70.5, 21),), "DKD-M": ((None, None, 73.0, 21),),
+        "SSUL": ((None, None, 67.6, 21),), "SSUL-M": ((None, None, 71.4, 21),),
+        "STAR": ((None, None, 72.9, 21),),
+    },
+}
+# fmt: on
+
 # How the paper may be read and what it leaves open, as keys of `phase` in the config; the first choice is the
 # default.
 READING = {"flip": ("seg", "all"), "every": ("iteration", "epoch")}

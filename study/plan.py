@@ -27,7 +27,7 @@ from engine.identity import run_differences, weights_of
 from engine.optim import epochs_of
 from engine.results import steps_asked_for, steps_done
 from engine.run_folder import RunError, RunFolder
-from methods import UPDATES
+from methods import METHODS, UPDATES
 from study.experiments import Job, experiments_of, jobs_of, planned_keys
 from tracking.tables import format_table
 
@@ -145,11 +145,13 @@ class PlannedRun:
         """Epochs x images x gradient evaluations per update, of its own steps from the `first` on."""
         assert self.sizes is not None
         train, update, phase = self.config.train, self.config.update, self.config.phase
-        evaluations = UPDATES[update.name].evaluations
+        evaluations, method = UPDATES[update.name].evaluations, self.config.method
+        # Images of a memory lengthen the epochs of later steps, or take places of a batch.
+        remembered = method.memory if METHODS[method.name].memory == "concatenated" else 0
         return sum(
             round(
                 epochs_of(train, step)
-                * self.sizes[step]
+                * (self.sizes[step] + (remembered if step else 0))
                 * (evaluations if step >= update.from_step else 1)
                 * (phase.p if phase.name == "stop" and step >= phase.from_step else 1)
             )
@@ -176,13 +178,13 @@ def list_jobs(
 
     `settings` are those that are not None, `overrides` the user's own.
     """
-    experiments = experiments_of(tables, load_config([preset.overlay], overrides))
+    given = [f"{key}={value}" for key, value in settings.items() if value is not None]
+    experiments = experiments_of(tables, load_config([preset.overlay], [*given, *overrides]))
     taken = sorted({override.partition("=")[0] for override in overrides} & planned_keys(experiments))
     if taken:
         raise ConfigError(
             [f"{key}: is set by the plan (tables, --seeds, --root, --runs), not by hand" for key in taken]
         )
-    given = [f"{key}={value}" for key, value in settings.items() if value is not None]
     jobs = jobs_of(experiments, seeds, folder, preset.overlay, [*given, *overrides])
     return {job: read_config(list(job.arguments)) for job in jobs}
 

@@ -84,7 +84,11 @@ def found(runs: Collection) -> list[Setting]:
 
 def related_methods(runs: Collection) -> list[Setting]:
     """MiB with something else for flatness, and PLOP, as far as they ran."""
-    return [s for s in found(runs) if (s.beside and s.phase == "descent") or s.method == "plop"]
+    return [
+        s
+        for s in found(runs)
+        if s.phase == "descent" and (s.method == "plop" or (s.beside and s.method == "mib"))
+    ]
 
 
 def over_lambda(runs: Collection) -> dict[float, dict[str, Setting]]:

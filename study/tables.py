@@ -7,7 +7,7 @@ markers of a Markdown file use.
 from collections.abc import Callable, Iterable, Sequence
 
 from data.protocols import BACKGROUND
-from study import comparisons, identity, orders, paper
+from study import comparisons, identity, ladder, orders, paper
 from study.cells import FURTHER, KEYS, cell, further, means, number, seeds
 from study.collection import Collection
 from study.layouts import EMPTY, Section, Table
@@ -173,6 +173,7 @@ SECTIONS: dict[str, Callable[[Collection], Section]] = {
     "readings": comparisons.table_readings,
     "differences": comparisons.table_differences,
     "related": comparisons.table_related_methods,
+    "ladder": ladder.table_ladder,
     "forgetting": comparisons.table_forgetting,
     "orders": orders.table_orders,
     "metrics": comparisons.table_metrics,

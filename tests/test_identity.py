@@ -171,16 +171,16 @@ class Counting(Method):
     """Keeps nothing until its first step has ended."""
 
     name = "ft"
-    steps = 0
+    ended = 0
 
     def end_step(self, model) -> None:
-        self.steps += 1
+        self.ended += 1
 
     def state_dict(self) -> dict:
-        return {"steps": self.steps} if self.steps else {}
+        return {"steps": self.ended} if self.ended else {}
 
     def load_state_dict(self, state: dict) -> None:
-        self.steps = state.get("steps", 0)
+        self.ended = state.get("steps", 0)
 
 
 def test_a_method_gets_its_state_even_if_a_fresh_one_has_none(toy_arguments, tmp_path, monkeypatch):

@@ -23,13 +23,14 @@ ROWS = {"table1": 10, "table3": 8, "table4": 16, "figure-p": 6} | {
     "ablations": 8,
     "alternation": 16,
     "related": 13,
+    "ladder": 23,
 }
 # By epoch p depends on how many epochs a step has: 10 have fewer that end on a descent, 30 share controls
 # with the iteration.
 READINGS = {"shapes": 67, "voc-cpu": 64, "voc": 66}
 # what an earlier table has already comes once; 17 of the readings do
-IN_ALL = 10 + (8 - 2) + (16 - 4) + (6 - 2) + (8 - 1) + (16 - 7) + (13 - 3) - 17
-STEP_0 = 1
+IN_ALL = 10 + (8 - 2) + (16 - 4) + (6 - 2) + (8 - 1) + (16 - 7) + (13 - 3) + (23 - 7) - 17
+STEP_0, OWN_STEP_0 = 1, 3  # DKD, SSUL, STAR
 
 pytestmark = pytest.mark.usefixtures("at_the_root")
 
@@ -66,7 +67,7 @@ def test_every_table_has_the_papers_runs_for_every_seed(table, preset, tmp_path,
     assert reproduce.main(arguments) == 0
     shown = capsys.readouterr().out
     counts = ROWS | {"readings": READINGS[preset], "all": IN_ALL + READINGS[preset]}
-    expected = 3 * (STEP_0 + counts[table])
+    expected = 3 * (STEP_0 + (OWN_STEP_0 if table in ("ladder", "all") else 0) + counts[table])
     assert f"\n{expected} runs: {expected} missing\n" in shown
     rows = [line.split() for line in shown.splitlines() if "_seed" in line]
     assert len({row[0] for row in rows}) == len(rows) == expected
@@ -94,7 +95,7 @@ def test_image_passes_of_the_published_recipe_without_the_data(tmp_path, capsys)
     assert f"estimate {shared / 25 / 3600:.1f} hours" in shown
 
 
-@pytest.mark.parametrize("table", ["table1", "all"])
+@pytest.mark.parametrize("table", ["table1", "ladder", "all"])
 def test_the_document_says_what_sharing_step_0_saves(table, tmp_path, capsys):
     seeds = ["--seeds", "1", "2", "3"]
     assert reproduce.main([table, "--preset", "voc", *seeds, "--dry-run", f"--runs={tmp_path}"]) == 0
@@ -136,7 +137,7 @@ def test_alternation_pairs_every_setting_with_its_own_control():
 
 def test_no_two_runs_of_all_tables_compute_the_same():
     jobs = voc_jobs(*TABLES)
-    assert len(jobs) == STEP_0 + IN_ALL + READINGS["voc"]
+    assert len(jobs) == STEP_0 + OWN_STEP_0 + IN_ALL + READINGS["voc"]
     contents = []
     for config in jobs.values():
         tree = config.model_dump(exclude={"run"})
