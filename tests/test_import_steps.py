@@ -135,6 +135,7 @@ def test_a_step_of_dkd_or_star_predicts_the_same(tmp_path, kind, first, later, c
     assert 0 < (expected == 0).float().mean() < 1
 
 
+@pytest.mark.slow
 def test_an_imported_step_is_scored_without_training(tmp_path, capsys):
     write_theirs(tmp_path / "file.pth", [1, 19])
     target = tmp_path / "step_0.pt"
