@@ -21,7 +21,8 @@ from torch import nn
 
 from configs.errors import UserError
 from configs.schema import ConfigError, config_differences
-from engine.rendezvous import RankError, announced_place, meet
+from engine import heartbeat
+from engine.rendezvous import RankError, announced_place, meet, watch_over
 
 
 class StoppedBySignal(Exception):
@@ -63,6 +64,7 @@ def start_ranks(device: str = "auto", timeout_minutes: float = 30) -> Ranks:
         return Ranks(rank, world, local_rank, place, None)
     backend = "nccl" if use_cuda else "gloo"
     store = meet(rank, world, backend)
+    watch_over(store, rank, world)
     timeout = timedelta(minutes=timeout_minutes)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timeout)
     return Ranks(rank, world, local_rank, place, dist.group.WORLD, store)
@@ -97,6 +99,7 @@ def stop_ranks() -> None:
     """
     if dist.is_initialized():
         gc.collect()  # DistributedDataParallel is part of a cycle
+        heartbeat.end()
         dist.destroy_process_group()
 
 

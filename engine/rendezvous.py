@@ -10,6 +10,7 @@ from datetime import timedelta
 import torch.distributed as dist
 
 from configs.errors import UserError
+from engine import heartbeat
 
 SECONDS_OF_SILENCE = 15.0  # until a rank says for whom it waits
 MINUTES_TO_MEET = 5.0  # torchrun starts ranks together, but slow disks do not let them import torch together
@@ -53,12 +54,7 @@ def meet(rank: int, world: int, backend: str) -> dist.Store:
 
     It is refused if they do not all come within MINUTES_TO_MEET.
     """
-    host, port = os.environ.get("MASTER_ADDR"), _number("MASTER_PORT", 0)
-    if not host or not port:
-        raise RankError(
-            f"WORLD_SIZE={world}, but MASTER_ADDR and MASTER_PORT, where the ranks meet, are not set; "
-            "let torchrun set them, or unset WORLD_SIZE for a single process"
-        )
+    host, port = _address(world)
     kept_by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     timeout = timedelta(minutes=MINUTES_TO_MEET)
     try:
@@ -69,17 +65,37 @@ def meet(rank: int, world: int, backend: str) -> dist.Store:
             timeout=timeout,
             wait_for_workers=False,
         )
-        # Keys of its own for every restart by torchrun: a rank must not read the address of a dead one.
-        store = dist.PrefixStore(f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}", store)
+        store = dist.PrefixStore(_attempt(), store)
         _check_in(store, rank, world, backend)
     except dist.DistError as error:
         raise RankError(_explain(error, rank, f"{host}:{port}")) from error
     return store
 
 
+def watch_over(store: dist.Store, rank: int, world: int) -> None:
+    """Have this rank end soon when another one is lost, from now on until `heartbeat.end`."""
+    heartbeat.begin(store, _address(world), _attempt(), rank, world)
+
+
+def _address(world: int) -> tuple[str, int]:
+    host, port = os.environ.get("MASTER_ADDR"), _number("MASTER_PORT", 0)
+    if not host or not port:
+        raise RankError(
+            f"WORLD_SIZE={world}, but MASTER_ADDR and MASTER_PORT, where the ranks meet, are not set; "
+            "let torchrun set them, or unset WORLD_SIZE for a single process"
+        )
+    return host, port
+
+
+def _attempt() -> str:
+    """Keys of its own for every restart by torchrun: a rank must not read the address of a dead one."""
+    return f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+
+
 def _check_in(store: dist.Store, rank: int, world: int, backend: str) -> None:
     """Tell the others who is here, and wait for them."""
     ours = f"WORLD_SIZE={world} and {backend}"
+    heartbeat.announce(store, rank)
     store.set(f"rank {rank}", ours)
     if store.add(f"processes of rank {rank}", 1) > 1:
         raise RankError(

@@ -5,6 +5,7 @@ import importlib
 import importlib.util
 import inspect
 import os
+import platform
 import re
 import shlex
 import shutil
@@ -417,8 +418,9 @@ def test_the_protocol_picture_is_drawn(tmp_path):
 
 
 STAND_INS = {
-    "srun": """exec "$@" """,
-    "scontrol": """[ "$1" = show ] && echo localhost || echo "$*" >>calls""",
+    "srun": """echo $$ >pid; shift; exec "$@" """,
+    "scancel": """echo "scancel $*" >>calls; kill -TERM $(cat pid)""",
+    "scontrol": """echo "$*" >>calls""",
     "torchrun": """trap 'sleep 0.3; echo saved >>calls; exit 1' TERM
 echo "$*" >>calls; if [ -e quick ]; then exit 3; fi; for i in {1..400}; do sleep 0.05; done""",
 }
@@ -434,7 +436,7 @@ def test_the_slurm_script_saves_and_queues_again(told, tmp_path):
         (tmp_path / "bin" / name).chmod(0o755)
     if not told:
         (tmp_path / "quick").touch()
-    slurm = {"SLURM_JOB_ID": "2007", "SLURM_NNODES": "2", "SLURM_JOB_NODELIST": "a,b"}
+    slurm = {"SLURM_JOB_ID": "2007", "SLURM_NNODES": "2", "SLURM_CPUS_PER_TASK": "32"}
     environment = os.environ | slurm | {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}"}
     job = subprocess.Popen(["bash", "job.sh"], cwd=tmp_path, env=environment)
     calls = tmp_path / "calls"
@@ -448,8 +450,10 @@ def test_the_slurm_script_saves_and_queues_again(told, tmp_path):
     finally:
         job.kill()
     launched, *later = calls.read_text().splitlines()
-    assert "--nnodes=2" in launched and "--rdzv-endpoint=localhost:29407" in launched
-    assert (code, later) == ((143, ["saved", "requeue 2007"]) if told else (3, []))
+    assert "--nnodes=2" in launched and f"--rdzv-endpoint={platform.node()}:29407" in launched
+    assert (code, later) == (
+        (143, ["scancel --signal=TERM 2007", "saved", "requeue 2007"]) if told else (3, [])
+    )
 
 
 def test_the_citation_is_readable():

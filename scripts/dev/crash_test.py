@@ -138,9 +138,10 @@ def run_to_the_end(options: argparse.Namespace, folder: Path, name: str) -> None
         raise SystemExit(f"{name} ended with code {code}; its log: {folder / name}.log")
 
 
-def differences(one: Path, other: Path) -> list[str]:
+def differences(one: Path, other: Path, steps: int = STEPS) -> list[str]:
+    """Return in what two finished runs differ: a tensor of a checkpoint, or what was counted in scoring."""
     found = []
-    for step in range(STEPS):
+    for step in range(steps):
         a, b = (checkpoint.load(run / f"step_{step}.pt")["model"] for run in (one, other))
         found += [f"step {step}: {name} differs" for name in a if not torch.equal(a[name], b[name])]
     a, b = (json.loads((run / "results.json").read_text())["steps"] for run in (one, other))
