@@ -35,7 +35,7 @@ DOCUMENTS = sorted(
 )
 EXAMPLE = ROOT / "docs/adding-a-method.md"
 FIRST_LINE_OF_A_SCRIPT = "#!"
-NOT_OURS = {"cd", "export", "git", "pip", "pre-commit", "sbatch", "squeue", "tensorboard"}
+NOT_OURS = {"cd", "export", "git", "pip", "pre-commit", "sbatch", "sed", "squeue", "tensorboard"}
 WITH_PATCH = "<!-- with the patch -->"  # stands before commands that need the worked example's files
 
 
