@@ -287,6 +287,7 @@ def test_keys_exist_and_take_the_value(path, found):
         with_others = [
             f"{key}={value}",
             *(["data.evaluate=full"] if key.startswith("data.evaluate_") else []),
+            *(["data.void=ignore"] if key == "data.background" else []),
         ]
         load_config([], with_others)
 
