@@ -40,7 +40,7 @@ def read_classes(path: Path) -> tuple[tuple[str, ...], tuple[Colour, ...]]:
     names = [name for name, _ in lines]
     _check_names(names, path)
     given = [colour for _, colour in lines[1:]]
-    if not any(given):
+    if not any(colour for _, colour in lines):
         return tuple(names), ()
     if None in given:
         raise DataError(

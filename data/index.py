@@ -78,11 +78,10 @@ def read_index(
         )
         problems = [finding.problem for finding in findings if finding.problem]
         raise_problems(f"files of {dataset_name} cannot be used", problems)
+        contents = [f"{p.name} {f.content}" for p, f in zip(samples, findings, strict=True)]
         index = Index(
             [finding.classes for finding in findings],
-            _digest([*(f"{p.name} {f.content}" for p, f in zip(samples, findings, strict=True)), *read_as])[
-                :32
-            ],
+            _digest([*contents, *read_as])[:32],
             list(notes_on(samples, findings, num_classes)),
         )
         content = {"version": VERSION, "fingerprint": fingerprint, **index._asdict()}

@@ -35,7 +35,7 @@ def mask_meanings(
     table += [nameless] * (IGNORE_INDEX - len(table)) + [IGNORE_INDEX] * (len(table) <= IGNORE_INDEX)
     if nameless == IGNORE_INDEX and (None in known or len(known) < IGNORE_INDEX):
         raise DataError(
-            f"data.labels and data.background=false leave no number for what has no name, with "
+            "data.labels and data.background=false leave no number for what has no name, with "
             f"{nameless - 1} classes; merge some"
         )
     return bytes(table)

@@ -187,6 +187,7 @@ def test_colours_in_classes_txt(tmp_path):
     ("text", "said"),
     [
         ("road 1 2 3\ntree\n", "the class 'tree' has no colour, but others do"),
+        ("background 9 9 9\ncar\n", "the class 'car' has no colour, but others do"),
         ("road 1 2 3\ntree #010203\n", "'tree' has the colour of 'road'"),
         ("road 0 0 0\n", "'road' has the colour of 'background'.*black unless"),
         ("road 1 2 256\n", "from 0 to 255"),
