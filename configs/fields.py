@@ -29,6 +29,19 @@ def _class(value: Any) -> Any:
     return value
 
 
+def _mask_label(value: Any) -> Any:
+    is_id = isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= 255
+    if value is not None and not is_id and not (isinstance(value, str) and value):
+        raise ValueError("is no class name, class id, background, void or null")
+    return value
+
+
+def _mask_labels(labels: tuple) -> tuple:
+    if len(_not_empty(labels)) > 256:
+        raise ValueError("has more entries than masks have values, 256")
+    return labels
+
+
 def _half(value: Any) -> Any:
     if value in ("iteration", "epoch") or (isinstance(value, int) and value is not True and value >= 1):
         return value
@@ -101,6 +114,8 @@ OwnSteps = Annotated[
     tuple[StepClasses, ...], Strict(False), AfterValidator(_not_empty), AfterValidator(_no_repeats)
 ]
 ClassOrder = Annotated[int | tuple[int | str, ...], BeforeValidator(_order)]
+MaskLabel = Annotated[int | str | None, BeforeValidator(_mask_label)]
+MaskLabels = Annotated[tuple[MaskLabel, ...], Strict(False), AfterValidator(_mask_labels)]
 ScaleRange = Annotated[tuple[Positive, Positive], Strict(False)]
 Scales = Annotated[tuple[Positive, ...], Strict(False), AfterValidator(_not_empty)]
 Options = Annotated[dict[str, Any], AfterValidator(_simple_values)]

@@ -39,6 +39,14 @@ def _flip_needs_whole_images(flip, evaluate):
         return "true needs data.evaluate full or slide, not crop"
 
 
+@rule("data.background", "data.void")
+def _no_background_to_train(background, void):
+    if not background and void == "background":
+        return (
+            "false needs data.void ignore: void pixels would be trained as the background that is not there"
+        )
+
+
 @rule("optim.nesterov", "optim.momentum")
 def _nesterov_needs_momentum(nesterov, momentum):
     if nesterov and momentum == 0:

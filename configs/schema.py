@@ -21,6 +21,7 @@ from configs.fields import (
     Dilations,
     FolderName,
     Half,
+    MaskLabels,
     Names,
     Options,
     OwnSteps,
@@ -68,6 +69,8 @@ class DataConfig(Section):
     void: Literal["background", "ignore"]
     unseen: Literal["ignore", "background"]
     unnamed: Literal["refuse", "void"]
+    labels: MaskLabels | None
+    background: bool
     augment: Literal["resized_crop", "scale_crop"]
     crop: Size
     scale: ScaleRange

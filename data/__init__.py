@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from data.dataset import DATASETS, DataError, Dataset, Sample, raise_problems
+from data.meanings import mask_meanings
 from data.official import LISTS
 from data.packs import load_pack
 
-__all__ = ["DATASETS", "DataError", "Dataset", "Sample", "find_dataset", "find_lists", "load_dataset"]
+__all__ = [
+    *("DATASETS", "DataError", "Dataset", "Sample"),
+    *("configured_dataset", "find_dataset", "find_lists", "load_dataset", "with_meanings"),
+]
 
 DATASETS.discover()  # at once: a data set may bring protocols of its own
 
@@ -26,6 +33,22 @@ def load_dataset(name: str, root: str | Path | None, train_list: str = "auto") -
         problems,
     )
     return dataset
+
+
+def configured_dataset(data: Any) -> Dataset:
+    """Return the data set that the section `data` of a config names, its masks read as the section says."""
+    return with_meanings(load_dataset(data.dataset, data.root, data.train_list), data.labels, data.background)
+
+
+def with_meanings(dataset: Dataset, labels: Sequence[int | str | None] | None, background: bool) -> Dataset:
+    """Return the data set whose samples know what their mask values mean (data.labels, data.background)."""
+    meanings = mask_meanings(dataset.class_names, labels, background)
+    if meanings is None:
+        return dataset
+    train, test = (
+        [sample._replace(meanings=meanings) for sample in group] for group in (dataset.train, dataset.test)
+    )
+    return replace(dataset, train=train, test=test)
 
 
 def find_dataset(name: str, root: str | Path | None, train_list: str = "auto") -> Dataset:

@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 from configs.errors import UserError
 from configs.registry import Conflicts, Registry
+from data.palette import palette_with
 
 if TYPE_CHECKING:
+    import numpy as np
+
     from data.packs import File
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".JPG", ".JPEG", ".png", ".PNG")
@@ -29,6 +32,7 @@ class Sample(NamedTuple):
     name: str
     image: File
     mask: File
+    meanings: bytes | None = None  # the class id of each mask value; None: they are ids (data/meanings.py)
 
 
 @dataclass(frozen=True)
@@ -41,10 +45,16 @@ class Dataset:
     problems: dict[str, list[str]] = field(default_factory=dict)  # by list: what is missing or cannot be used
     notices: list[str] = field(default_factory=list)  # what the user should know about this copy
     void_labels: frozenset[int] = frozenset()  # mask values beside 255 that evaluation ignores
+    colours: tuple[tuple[int, int, int], ...] = ()  # of each class, if it has its own
 
     @property
     def num_classes(self) -> int:
         return len(self.class_names)
+
+    @property
+    def palette(self) -> np.ndarray:
+        """The colour of each label, (256, 3) bytes."""
+        return palette_with(dict(enumerate(self.colours)))
 
 
 class LoadDataset(Protocol):

@@ -17,8 +17,9 @@ from tqdm import tqdm
 from data.dataset import DataError, Sample, raise_problems
 from data.files import write_atomically
 from data.images import TURNED, check_image, open_mask, read_bytes, read_image
+from data.meanings import unnamed_values
 from data.packs import File, Record
-from data.protocols import BACKGROUND, IGNORE_INDEX
+from data.protocols import BACKGROUND
 from data.workers import outlive_signals
 
 DEFAULT_CACHE = Path("~/.cache/altersgd")
@@ -66,7 +67,8 @@ def read_index(
     again meanwhile, and may raise to end the scan.
     """
     fingerprint = f"{unnamed} {_fingerprint(samples)}"
-    paths = _digest(f"{sample.image}\0{sample.mask}" for sample in samples)
+    read_as = _read_as(samples)
+    paths = _digest([*(f"{sample.image}\0{sample.mask}" for sample in samples), *read_as])
     folder = Path(cache or DEFAULT_CACHE).expanduser()
     file = folder / f"index-{dataset_name}-{num_classes}-{paths[:16]}.json"
     index = _read(file, fingerprint, num_classes, len(samples))
@@ -76,9 +78,10 @@ def read_index(
         )
         problems = [finding.problem for finding in findings if finding.problem]
         raise_problems(f"files of {dataset_name} cannot be used", problems)
+        contents = [f"{p.name} {f.content}" for p, f in zip(samples, findings, strict=True)]
         index = Index(
             [finding.classes for finding in findings],
-            _digest(f"{p.name} {finding.content}" for p, finding in zip(samples, findings, strict=True))[:32],
+            _digest([*contents, *read_as])[:32],
             list(notes_on(samples, findings, num_classes)),
         )
         content = {"version": VERSION, "fingerprint": fingerprint, **index._asdict()}
@@ -114,7 +117,15 @@ def _fingerprint(samples: Sequence[Sample]) -> str:
             ) from None
         return f"{status.st_size} {status.st_mtime_ns} {status.st_ctime_ns}{record}"
 
-    return _digest(f"{name} {describe(image)} {describe(mask)}" for name, image, mask in samples)
+    lines = (f"{sample.name} {describe(sample.image)} {describe(sample.mask)}" for sample in samples)
+    return _digest([*lines, *_read_as(samples)])
+
+
+def _read_as(samples: Sequence[Sample]) -> list[str]:
+    """Return the ways in which mask values are read, none where they are ids: the same files, read
+    otherwise, are another data set.
+    """
+    return sorted({sample.meanings.hex() for sample in samples if sample.meanings is not None})
 
 
 def content_digest(samples: Sequence[Sample], classes: Sequence[frozenset[int]]) -> str:
@@ -176,19 +187,18 @@ class _Scan(torch.utils.data.Dataset):
             finding = _look_at(self.samples[position], self.num_classes, self.decode)
         except DataError as error:
             return Finding(problem=str(error))
-        strange = unnamed_values(finding.pixels, self.num_classes)
+        sample = self.samples[position]
+        strange = unnamed_values(finding.pixels, self.num_classes, sample.meanings)
         if not strange or self.unnamed == "void":
             return finding
+        found = f"{'s' * (len(strange) > 1)} {', '.join(map(str, strange[:5]))}"
         return finding._replace(
-            problem=f"{self.samples[position].mask}: holds the label{'s' * (len(strange) > 1)} "
-            f"{', '.join(map(str, strange[:5]))}, but classes go from 0 to {self.num_classes - 1} and 255 is "
-            "void; correct the mask or the class names, or set data.unnamed=void"
+            problem=f"{sample.mask}: holds the label{found}, but classes go from 0 to {self.num_classes - 1} "
+            "and 255 is void; correct the mask or the class names, or set data.unnamed=void"
+            if sample.meanings is None
+            else f"{sample.mask}: holds the value{found}, which data.labels or data.background=false leave "
+            "without a name; list it in data.labels, correct the mask, or set data.unnamed=void"
         )
-
-
-def unnamed_values(values: Iterable[int], num_classes: int) -> list[int]:
-    """Return those that are neither a class nor void."""
-    return [value for value in values if value >= num_classes and value != IGNORE_INDEX]
 
 
 def _look_at(sample: Sample, num_classes: int, decode: bool) -> Finding:
@@ -210,7 +220,8 @@ def _look_at(sample: Sample, num_classes: int, decode: bool) -> Finding:
             "make both the same size (masks by nearest neighbour)"
         )
     pixels = {value: count for value, count in enumerate(mask.histogram()) if count}
-    classes = frozenset(value for value in pixels if BACKGROUND < value < num_classes)
+    meant = pixels.keys() if sample.meanings is None else {sample.meanings[value] for value in pixels}
+    classes = frozenset(value for value in meant if BACKGROUND < value < num_classes)
     content = f"{file_digest(sample.image, image_bytes)} {file_digest(sample.mask, mask_bytes)}"
     return Finding(classes, "", pixels, look.how, content)
 
@@ -226,7 +237,7 @@ def notes_on(samples: Sequence[Sample], findings: Sequence[Finding], num_classes
     for sample, finding in zip(samples, findings, strict=True):
         for how in finding.how:
             found.setdefault(f"images are read {how}", []).append(sample.image)
-        for value in unnamed_values(finding.pixels, num_classes):
+        for value in unnamed_values(finding.pixels, num_classes, sample.meanings):
             found.setdefault(f"masks hold the value {value}, which has no name and is void", []).append(
                 sample.mask
             )

@@ -30,6 +30,12 @@ def relabel(mask: np.ndarray, table: np.ndarray) -> np.ndarray:
     return np.frombuffer(bytearray(mask.tobytes()).translate(table.tobytes()), np.uint8).reshape(mask.shape)
 
 
+def read_labels(sample: Sample) -> np.ndarray:
+    """Return the class id of each pixel of a sample's mask, 255 where it is void."""
+    mask = read_mask(sample.mask)
+    return mask if sample.meanings is None else relabel(mask, np.frombuffer(sample.meanings, np.uint8))
+
+
 class StepDataset(torch.utils.data.Dataset):
     """Images with the labels of one step, taken by (epoch, position).
 
@@ -61,7 +67,10 @@ class StepDataset(torch.utils.data.Dataset):
         pixels, mask = read_image(sample.image), read_mask(sample.mask)
         if pixels.shape[:2] != mask.shape:
             raise DataError(f"{sample.mask}: is of another size than {sample.image}; make both the same size")
-        labelled = relabel(mask, self.table)
+        table = (
+            self.table if sample.meanings is None else self.table[np.frombuffer(sample.meanings, np.uint8)]
+        )
+        labelled = relabel(mask, table)
         if self.saliency is not None:
             labelled = mark_salient(labelled, Path(self.saliency, f"{sample.name}.png"))
         image, labels = torch.from_numpy(pixels).permute(2, 0, 1), torch.from_numpy(labelled)

@@ -146,6 +146,7 @@ def load_pack(path: Path, name: str, train_list: str = "auto") -> Dataset:
         {used: [], "val": []},
         index["notices"] if train_list == "auto" else [],
         frozenset(index["void_labels"]),
+        tuple((r, g, b) for r, g, b in index.get("colours", ())),
     )
 
 
@@ -213,6 +214,7 @@ def write_pack(
                 "dataset": dataset.name,
                 "class_names": dataset.class_names,
                 "void_labels": sorted(dataset.void_labels),
+                "colours": dataset.colours,
                 "train_list": dataset.train_list,  # what "auto" finds, and what it has to say about that
                 "notices": dataset.notices,
                 "lists": lists,

@@ -1,7 +1,8 @@
-"""VOC's colours, in which masks are stored and shown."""
+"""The colours in which masks are stored and shown: VOC's, or those of a data set of one's own."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 
 import numpy as np
@@ -21,10 +22,18 @@ def voc_palette() -> np.ndarray:
     return palette
 
 
-def palette_image(labels: np.ndarray) -> Image.Image:
+def palette_with(colours: Mapping[int, tuple[int, int, int]]) -> np.ndarray:
+    """Return VOC's palette with other colours for some labels."""
+    palette = voc_palette().copy()
+    for label, colour in colours.items():
+        palette[label] = colour
+    return palette
+
+
+def palette_image(labels: np.ndarray, palette: np.ndarray | None = None) -> Image.Image:
     """H x W bytes of labels as VOC stores them: the values are the labels,
     the palette gives their colours.
     """
     image = Image.fromarray(labels)
-    image.putpalette(voc_palette().tobytes())
+    image.putpalette((voc_palette() if palette is None else palette).tobytes())
     return image

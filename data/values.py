@@ -11,6 +11,7 @@ from data.images import read_mask
 from data.packs import File
 from data.protocols import BACKGROUND, IGNORE_INDEX
 
+LISTED = 30  # classes that a message names one by one
 ENOUGH_MASKS = 50  # to tell thin regions from large ones
 
 
@@ -72,10 +73,12 @@ def shift_warning(
         )
     else:
         return None
+    meant = [*class_names[1:], "void"] if last in values else class_names[1:]
+    listed = ", ".join(meant) if len(meant) <= LISTED else f"{meant[0]}, {meant[1]}, ..., {meant[-1]}"
     return (
         f"the masks may count from zero: 0, read as {class_names[0]}, covers {share:.0%} of the pixels, and "
-        f"{sign}. If 0 means {class_names[1]}, every value is read as the class before it: add 1 to the "
-        "values and make void 255 (docs/own-data.md)"
+        f"{sign}. If 0 means {class_names[1]}, every value is read as the class before it; say "
+        f"data.labels: [{listed}] (docs/own-data.md)"
     )
 
 

@@ -146,13 +146,14 @@ def step_state(
     trained: dict[str, Any] | None = None,
     num_new: int | None = None,
     rule: str | None = None,
+    colours: Sequence[tuple[int, int, int]] = (),
 ) -> dict[str, Any]:
     """Return a step checkpoint: all that the next step, an evaluation or a prediction needs,
     without asking anybody else.
 
     `rule` names the method whose rule makes scores of classes from logits, if it has one. `methods` holds
     the statistics of importance methods by name; `costs`, `config` and `trained` (engine.identity) say where
-    the model comes from.
+    the model comes from; `colours` are those of all classes, if they have their own.
     """
     network = {"arguments": architecture, **model.outline()} | ({} if rule is None else {"rule": rule})
     state = {
@@ -165,7 +166,8 @@ def step_state(
         "costs": costs,
         "config": config,
     }
-    known = {"trained": trained, "num_new": num_new}
+    drawn = [list(colours[c]) for c in class_ids] if colours else None
+    known = {"trained": trained, "num_new": num_new, "colours": drawn}
     return state | {key: value for key, value in known.items() if value is not None}
 
 
@@ -226,6 +228,9 @@ def check_step(path: Path, state: dict[str, Any]) -> None:
         raise CheckpointError(
             f"{path}: names {len(names)} of its {len(ids)} classes; it was changed since it was written"
         )
+    colours = state.get("colours", [[0, 0, 0]] * len(ids))
+    if not isinstance(colours, list) or len(colours) != len(ids) or not all(map(_is_colour, colours)):
+        raise CheckpointError(f"{path}: {reprlib.repr(colours)} are not the colours of its classes")
     refuse_not_finite(path, state["model"], "; move it away and train its step again")
 
 
@@ -291,6 +296,10 @@ def _sync_folder(folder: Path) -> None:
 def _is_number(value: Any) -> bool:
     """Return whether the value is a number; text might name a path, and never is."""
     return type(value) is int and 0 <= value < 2**31
+
+
+def _is_colour(value: Any) -> bool:
+    return isinstance(value, list) and len(value) == 3 and all(_is_number(v) and v <= 255 for v in value)
 
 
 def _first_line(error: Exception) -> str:

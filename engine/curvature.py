@@ -13,7 +13,7 @@ from typing import Any
 from torch import Tensor
 
 from configs.schema import load_config
-from data import load_dataset
+from data import configured_dataset
 from engine.curvature_data import Batches, CurvatureBatch, Options, Subject, read_subject
 from engine.ranks import be_deterministic
 from engine.run_folder import RunError, RunFolder
@@ -29,7 +29,7 @@ def measure(folder: Path, options: Options) -> dict[str, Any]:
     """Return every metric of one model of the run in the folder."""
     be_deterministic()
     config = load_config([folder / "config.yaml"])
-    dataset = load_dataset(config.data.dataset, config.data.root, config.data.train_list)
+    dataset = configured_dataset(config.data)
     subject = read_subject(RunFolder(folder), options.step, dataset, config)
     images = Batches(subject, dataset, options)
     batches = images.of(options.on)

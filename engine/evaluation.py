@@ -1,5 +1,6 @@
 """Score the model of a step, and record its metrics."""
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -117,9 +118,11 @@ def earlier_curves(run: Run) -> list[Recorded]:
 def record(run: Run, step: Step, matrix: ConfusionMatrix, costs: dict) -> None:
     """Put the metrics of a step into results.json, trackers and the terminal."""
     names = run.dataset.class_names
-    counts = matrix.counts.cpu().numpy()
+    counts, ious = matrix.counts.cpu().numpy(), matrix.iou().tolist()
+    if not run.config.data.background:
+        ious[0] = math.nan  # no pixel is truly background: what is said to be is another class's miss
     earlier = [score for score in run.scores if score["step"] < step.index]
-    result = step_result(step, run.steps, names, counts, matrix.iou().tolist(), earlier)
+    result = step_result(step, run.steps, names, counts, ious, earlier)
     if run.evaluation is None:
         result |= costs
     if run.config.train.evaluate_only and not is_news(run, result):

@@ -17,7 +17,7 @@ from PIL import Image
 
 from data.files import write_atomically
 from data.images import ANY_SUFFIXES
-from data.palette import palette_image
+from data.palette import palette_image, palette_with
 from data.transforms import normalise
 from engine import checkpoint
 from engine.exported import is_export
@@ -51,6 +51,7 @@ class Network:
         self.step: int = state["step"]
         self.class_ids = np.array(state["class_ids"], np.uint8)
         self.names = dict(zip(state["class_ids"], state["classes"], strict=True))
+        self.palette = palette_with(dict(zip(state["class_ids"], state.get("colours", ()), strict=False)))
         self.new = state["classes"][-checkpoint.num_new(state) :]
 
     @property
@@ -191,7 +192,7 @@ def refuse_to_replace(images: Sequence[Path], names: Mapping[Path, str], out: Pa
 
 def write_results(place: Path, image: Image.Image, sight: Sight, network: Network) -> None:
     """Write mask, overlay and, if they are known, probabilities; `place` is their path without its ending."""
-    mask = palette_image(sight.labels).resize(image.size, Image.Resampling.NEAREST)
+    mask = palette_image(sight.labels, network.palette).resize(image.size, Image.Resampling.NEAREST)
     write_png(with_ending(place, "_mask.png"), mask)
     size = shown_size(image.size, None, network.megapixels)
     write_png(with_ending(place, "_overlay.png"), overlay(image, mask, network.names, size))

@@ -11,7 +11,7 @@ from tqdm import tqdm
 
 from configs.identity import run_name, short_name
 from configs.schema import EVALUATION_KEYS, FREE_KEYS, Config, ConfigError, dump_config, load_config
-from data import Dataset, load_dataset
+from data import Dataset, configured_dataset
 from data.incremental import check_steps, images_of_steps
 from data.index import content_digest, read_index
 from data.loaders import iterations_per_epoch, micro_batch_size
@@ -140,7 +140,7 @@ def prepare(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
     be_deterministic(config.train.deterministic)
     with main_rank_first(ranks):
         check_norms(config, ranks.world)
-        dataset = load_dataset(config.data.dataset, config.data.root, config.data.train_list)
+        dataset = configured_dataset(config.data)
         steps = configured_steps(
             config.data.dataset,
             config.data.protocol,
@@ -188,6 +188,7 @@ def prepare(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
         about=dump_config(config),
         old=[dataset.class_names[c] for c in steps[0].seen],
         new=[dataset.class_names[c] for step in steps[1:] for c in step.new],
+        palette=dataset.palette,
     )
     memory = memories(config, train_classes, chosen, steps)
     run = Run(

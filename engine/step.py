@@ -330,6 +330,7 @@ def save_step(run: Run, step: Step, model: Segmenter, method: Method, costs: dic
             step=step.index,
             class_ids=step.seen,
             class_names=run.dataset.class_names,
+            colours=run.dataset.colours,
             methods=learned["methods"],
             costs=costs,
             config=dump_config(run.config),

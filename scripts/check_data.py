@@ -3,6 +3,10 @@ steps.
 
     python -m scripts.check_data /data/VOC2012
     python -m scripts.check_data /data/VOC2012 --full --protocols 15-1 10-1 --problems problems.txt
+    python -m scripts.check_data street configs/own-data-example.yaml
+
+With a config (overlays and key.sub=value, as train.py takes them) masks are read as it says, and its own
+steps are counted.
 
 Exit codes: 0 complete; 1 usable, but something is missing, broken or other than the official data set; 2 not
 usable.
@@ -17,14 +21,17 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from data import DATASETS, DataError, Dataset, Sample, find_dataset, find_lists
+from configs.schema import Config, ConfigError
+from data import DATASETS, DataError, Dataset, Sample, find_dataset, find_lists, with_meanings
 from data.dataset import SHOWN_PROBLEMS
-from data.incremental import select_test, select_train
-from data.index import notes_on, scan, unnamed_values
+from data.incremental import check_steps, images_of_steps, select_test, select_train
+from data.index import notes_on, scan
+from data.loaders import iterations_per_epoch
+from data.meanings import unnamed_values
 from data.official import IMAGES_PER_CLASS, LISTS, STEP_SIZES, is_official
-from data.packs import File
-from data.protocols import IGNORE_INDEX, Step, protocol_steps
+from data.protocols import IGNORE_INDEX, Step, configured_steps, protocol_steps
 from data.values import ValueUse, shift_warning, uses_of_values
+from engine.arguments import read_config
 from engine.terminal import exit_with
 from tracking.tables import format_table
 
@@ -44,7 +51,7 @@ class CheckedList:
     broken: list[str]  # problems of files that cannot be used
     classes: list[frozenset[int]]  # of each image that can
     values: dict[int, ValueUse]  # of all masks that can be read
-    masks: list[File]  # of each image that can be used
+    samples: list[Sample]  # those that can be used
     notes: list[str]  # what is not read as it is stored
 
     @property
@@ -66,6 +73,9 @@ def main(arguments: list[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("root", type=Path, help="folder of the data set or packed file, as in data.root")
+    parser.add_argument(
+        "config", nargs="*", help="overlays and key.sub=value of the run that is to train on it"
+    )
     parser.add_argument("--dataset", choices=DATASETS, help="what it is (default: what it looks like)")
     parser.add_argument("--protocols", nargs="+", metavar="P", help="whose steps to count, such as 15-1")
     parser.add_argument(
@@ -76,17 +86,30 @@ def main(arguments: list[str] | None = None) -> int:
     )
     options = parser.parse_args(arguments)
     try:
-        dataset = recognise(options.root, options.dataset)
+        config = read_config(options.config) if options.config else None
+    except ConfigError as error:
+        parser.error("\n" + error.report())
+    if config and options.dataset not in (None, config.data.dataset):
+        parser.error(f"--dataset {options.dataset}: the config says data.dataset={config.data.dataset}")
+    try:
+        if config is None:
+            dataset = recognise(options.root, options.dataset)
+        else:
+            dataset = find_dataset(config.data.dataset, options.root, config.data.train_list)
+            dataset = with_meanings(dataset, config.data.labels, config.data.background)
     except DataError as error:
         print(f"not usable: {error}")
         return UNUSABLE
-    protocols = options.protocols or DEFAULT_PROTOCOLS.get(dataset.name, ())
+    protocols = options.protocols or DEFAULT_PROTOCOLS.get(dataset.name, ()) * (config is None)
     try:  # before the scan, which takes its time
         steps = {protocol: protocol_steps(dataset.name, protocol) for protocol in protocols}
+        own_steps = steps_of(config, dataset) if config else []
     except DataError as error:
         parser.error(str(error))
-    lists = check_lists(dataset, options.root, options.full)
+    lists = check_lists(dataset, options.root, options.full, config.data.unnamed if config else "refuse")
     sizes = count_steps(dataset, lists, steps)
+    if config:
+        sizes += count_own_steps(config, dataset, lists, own_steps)
     problems = [problem for checked in lists.values() for problem in checked.missing + checked.broken]
     if options.problems:
         try:
@@ -96,10 +119,10 @@ def main(arguments: list[str] | None = None) -> int:
     print("\n\n".join(screen(dataset, options.root, lists, sizes, problems)) + "\n")
     empty = [name for name in (dataset.train_list, "val") if not lists[name].classes]
     if empty:
-        reasons = [f"{' and '.join(empty)}: no image can be used", *value_warnings(dataset, lists)]
+        reasons = [f"{' and '.join(empty)}: no image can be used", *value_warnings(dataset, lists, config)]
         print("not usable: " + "\n        and ".join(reasons))
         return UNUSABLE
-    differences = list(find_differences(dataset, lists, sizes))
+    differences = list(find_differences(dataset, lists, sizes, config, own_steps))
     if differences:
         print("usable, but " + "\n        and ".join(differences))
         return DIFFERENT
@@ -120,11 +143,21 @@ def recognise(root: Path, name: str | None) -> Dataset:
     raise DataError("\n  ".join(dict.fromkeys(errors)))
 
 
-def check_lists(dataset: Dataset, root: Path, full: bool) -> dict[str, CheckedList]:
+def steps_of(config: Config, dataset: Dataset) -> list[Step]:
+    data = config.data
+    return configured_steps(data.dataset, data.protocol, data.steps, dataset.class_names, data.order)
+
+
+def check_lists(dataset: Dataset, root: Path, full: bool, unnamed: str = "refuse") -> dict[str, CheckedList]:
     """Return every list of the data set, by name; each file is looked at once, however many lists name it."""
-    found = find_lists(dataset, root)
+    meanings = meanings_of(dataset)
+    found = {
+        name: ([sample._replace(meanings=meanings) for sample in group], problems)
+        for name, (group, problems) in find_lists(dataset, root).items()
+    }
     samples = list(dict.fromkeys(sample for group, _ in found.values() for sample in group))
-    findings = dict(zip(samples, scan(dataset.name, samples, dataset.num_classes, decode=full), strict=True))
+    looked_at = scan(dataset.name, samples, dataset.num_classes, decode=full, unnamed=unnamed)
+    findings = dict(zip(samples, looked_at, strict=True))
 
     def check(name: str, group: Sequence[Sample], missing: list[str]) -> CheckedList:
         sound = [sample for sample in group if not findings[sample].problem]
@@ -136,7 +169,7 @@ def check_lists(dataset: Dataset, root: Path, full: bool) -> dict[str, CheckedLi
             [findings[sample].problem for sample in group if findings[sample].problem],
             [findings[sample].classes for sample in sound],
             uses_of_values((sample.mask, findings[sample].pixels) for sample in group),
-            [sample.mask for sample in sound],
+            sound,
             list(notes_on(sound, [findings[sample] for sample in sound], dataset.num_classes)),
         )
 
@@ -158,8 +191,45 @@ def count_steps(
     return counted
 
 
+def meanings_of(dataset: Dataset) -> bytes | None:
+    """Return what mask values mean, which all samples of a data set agree on."""
+    return next((sample.meanings for sample in [*dataset.train, *dataset.test]), None)
+
+
+def count_own_steps(
+    config: Config, dataset: Dataset, lists: dict[str, CheckedList], steps: Sequence[Step]
+) -> list[StepSizes]:
+    """Images of each step as the config would train and test it."""
+    name = config.data.protocol or "own"
+    train = tuple(map(len, images_of_own_steps(config, lists[dataset.train_list], steps)))
+    test = tuple(len(select_test(lists["val"].classes, step)) for step in steps)
+    return [StepSizes(name, config.data.mode, train, None), StepSizes(name, "test", test, None)]
+
+
+def images_of_own_steps(config: Config, train: CheckedList, steps: Sequence[Step]) -> list[list[int]]:
+    names = [sample.name for sample in train.samples]
+    return images_of_steps(train.classes, names, steps, config.data.mode, config.data.split_seed)
+
+
+def step_problems(
+    config: Config, dataset: Dataset, train: CheckedList, steps: Sequence[Step]
+) -> Iterator[str]:
+    """Why train.py would refuse the config's steps, in its own words."""
+    chosen = images_of_own_steps(config, train, steps)
+    try:
+        check_steps(dataset.class_names, train.classes, steps, chosen, config.data.mode)
+        for step, images in zip(steps, chosen, strict=True):
+            iterations_per_epoch(len(images), config.train.batch_size, step.index)
+    except DataError as error:
+        yield str(error)
+
+
 def find_differences(
-    dataset: Dataset, lists: dict[str, CheckedList], sizes: list[StepSizes]
+    dataset: Dataset,
+    lists: dict[str, CheckedList],
+    sizes: list[StepSizes],
+    config: Config | None = None,
+    own_steps: Sequence[Step] = (),
 ) -> Iterator[str]:
     """Why this is not the complete data set, in words."""
     for checked in lists.values():
@@ -187,21 +257,29 @@ def find_differences(
         if absent:
             more = f" and {len(absent) - 5} more" if len(absent) > 5 else ""
             yield f"no image of {name} shows {', '.join(absent[:5])}{more}"
-    yield from value_warnings(dataset, lists)
+    yield from value_warnings(dataset, lists, config)
+    if config:
+        yield from step_problems(config, dataset, lists[dataset.train_list], own_steps)
 
 
-def value_warnings(dataset: Dataset, lists: dict[str, CheckedList]) -> Iterator[str]:
+def value_warnings(
+    dataset: Dataset, lists: dict[str, CheckedList], config: Config | None = None
+) -> Iterator[str]:
     """Mask values without a name, and signs that all of them are shifted."""
+    meanings = meanings_of(dataset)
+    is_void = config is not None and config.data.unnamed == "void"  # said in the notes
     for name in (dataset.train_list, "val"):
         values = lists[name].values
-        for value in unnamed_values(values, dataset.num_classes)[:5]:
+        for value in unnamed_values(values, dataset.num_classes, meanings)[:5] if not is_void else ():
             yield (
                 f"value {value} has no name, in {values[value].masks:,} masks of {name} "
-                f"({values[value].example} for example): name it, correct the masks, or train with "
-                "data.unnamed=void"
+                f"({values[value].example} for example): name it (classes.txt, or "
+                "data.labels), correct the masks, or train with data.unnamed=void"
             )
     train = lists[dataset.train_list]
-    shift = shift_warning(dataset.class_names, train.values, train.masks)
+    if config is not None and config.data.labels is not None:
+        return  # somebody has said what they mean
+    shift = shift_warning(dataset.class_names, train.values, [sample.mask for sample in train.samples])
     if shift:
         yield shift
 
@@ -246,11 +324,11 @@ def list_table(lists: dict[str, CheckedList]) -> str:
 
 
 def value_names(dataset: Dataset, train: CheckedList) -> dict[int, str]:
-    """Return every mask value that means or holds something."""
-    names = dict(enumerate(dataset.class_names))
-    for value in train.values:
-        names.setdefault(value, "(void)" if value == IGNORE_INDEX else "(no name)")
-    return names
+    """Return every mask value that means or holds something, and what it is read as."""
+    meanings = meanings_of(dataset) or bytes(range(256))
+    known = {**dict(enumerate(dataset.class_names)), IGNORE_INDEX: "(void)"}
+    listed = {value for value, c in enumerate(meanings) if c < dataset.num_classes}
+    return {v: known.get(meanings[v], "(no name)") for v in sorted(listed | train.values.keys())}
 
 
 def share_of(value: int, train: CheckedList) -> str:

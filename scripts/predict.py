@@ -124,7 +124,7 @@ def predict_all(
                 del strips[path]
                 continue
             if options.all_steps:
-                mask = resized(palette_image(sight.labels), panel_size(image))
+                mask = resized(palette_image(sight.labels, network.palette), panel_size(image))
                 strips[path].append(Panel(network.title, mask))
             if is_last:
                 place = options.out / names[path]

@@ -6,9 +6,9 @@ import numpy as np
 import torch
 
 from configs.schema import load_config
-from data import load_dataset
-from data.images import read_image, read_mask
-from data.palette import voc_palette
+from data import configured_dataset
+from data.images import read_image
+from data.loaders import read_labels
 from data.transforms import normalise
 from engine import checkpoint
 from engine.inference import predict
@@ -20,11 +20,11 @@ def example_panels(runs: list[Path], last_steps: list[int], count: int) -> list[
     and what each run's last model sees.
     """
     config = load_config([runs[0] / "config.yaml"])
-    dataset = load_dataset(config.data.dataset, config.data.root, config.data.train_list)
+    dataset = configured_dataset(config.data)
     chosen = dataset.test[:: max(1, len(dataset.test) // count)][:count]
-    palette = voc_palette()
+    palette = dataset.palette
     images = [read_image(sample.image) for sample in chosen]
-    panels = [[image, palette[read_mask(p.mask)]] for image, p in zip(images, chosen, strict=True)]
+    panels = [[image, palette[read_labels(p)]] for image, p in zip(images, chosen, strict=True)]
     for run, step in zip(runs, last_steps, strict=True):
         model, state = checkpoint.load_segmenter(run / f"step_{step}.pt")
         model, ids = model.eval(), np.array(state["class_ids"])

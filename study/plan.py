@@ -17,7 +17,7 @@ from configs.schema import (
     load_config,
     with_defaults,
 )
-from data import load_dataset
+from data import configured_dataset
 from data.incremental import images_of_steps
 from data.index import build_index
 from data.official import LISTS, STEP_SIZES
@@ -228,7 +228,7 @@ def look_at(jobs: Mapping[Job, Config], preset: Preset, count: bool = True) -> l
 
 
 def count_images(data: DataConfig) -> Sizes:
-    dataset = load_dataset(data.dataset, data.root, data.train_list)
+    dataset = configured_dataset(data)
     classes = build_index(
         dataset.name, dataset.train, dataset.num_classes, cache=data.cache, unnamed=data.unnamed
     )

@@ -13,7 +13,7 @@ import data
 from data import DataError, Sample, load_dataset
 from data.ade import CLASS_NAMES as ADE_NAMES
 from data.dataset import read_list
-from data.folder import read_class_names
+from data.folder import read_classes
 from data.images import read_image, read_mask
 from data.incremental import check_steps, images_of_steps, select_test, select_train, test_table, train_table
 from data.index import build_index
@@ -134,9 +134,9 @@ def test_own_folder(tmp_path):
 def test_class_names_may_begin_with_background(tmp_path):
     path = tmp_path / "classes.txt"
     path.write_text("Background\ncat")
-    assert read_class_names(path) == ("Background", "cat")
+    assert read_classes(path)[0] == ("Background", "cat")
     path.write_text("\n".join(f"c{i}" for i in range(254)))
-    assert len(read_class_names(path)) == 255
+    assert len(read_classes(path)[0]) == 255
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_class_names_may_begin_with_background(tmp_path):
 def test_class_names_refused(tmp_path, text, said):
     (tmp_path / "classes.txt").write_text(text)
     with pytest.raises(DataError, match=said):
-        read_class_names(tmp_path / "classes.txt")
+        read_classes(tmp_path / "classes.txt")
 
 
 # --- what is refused ----------------------------------------------------------------------------------------

@@ -36,7 +36,7 @@ DOCUMENTS = sorted(
 )
 EXAMPLE = ROOT / "docs/adding-a-method.md"
 FIRST_LINE_OF_A_SCRIPT = "#!"
-NOT_OURS = {"cd", "export", "git", "pip", "pre-commit", "sbatch", "squeue", "tensorboard"}
+NOT_OURS = {"cd", "export", "git", "pip", "pre-commit", "sbatch", "sed", "squeue", "tensorboard"}
 WITH_PATCH = "<!-- with the patch -->"  # stands before commands that need the worked example's files
 
 
@@ -288,6 +288,7 @@ def test_keys_exist_and_take_the_value(path, found):
         with_others = [
             f"{key}={value}",
             *(["data.evaluate=full"] if key.startswith("data.evaluate_") else []),
+            *(["data.void=ignore"] if key == "data.background" else []),
         ]
         load_config([], with_others)
 

@@ -15,7 +15,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from test_report import Page, write_run
 
 import train
-from data.folder import DataError, read_class_names
+from data.folder import DataError, read_classes
 from data.palette import palette_image
 from data.protocols import Step
 from engine.results import step_result
@@ -238,11 +238,11 @@ def test_a_control_character_in_classes_txt_is_refused(name, tmp_path):
     path = tmp_path / "classes.txt"
     path.write_text(f"cat\n{name}\n", encoding="utf-8")
     with pytest.raises(DataError, match="holds a control character") as refused:
-        read_class_names(path)
+        read_classes(path)
     assert str(refused.value).isprintable() and str(path) in str(refused.value)
 
 
 def test_other_names_in_classes_txt_are_taken_as_they_are(tmp_path):
     names = [FORMULA, "<b>", "a|b", "../../x", "\u05e9\u05dc\u05d5\u05dd", "a\tb", LONG]
     Path(tmp_path, "classes.txt").write_text("\n".join(names), encoding="utf-8")
-    assert read_class_names(tmp_path / "classes.txt") == ("background", *names)
+    assert read_classes(tmp_path / "classes.txt")[0] == ("background", *names)

@@ -413,7 +413,7 @@ def test_light_and_shade_remain_in_an_overlay():
 
 def test_legends_hold_many_classes_and_long_names():
     entries = [(c, f"class {c} " + "of a long name " * (c % 3)) for c in range(150)]
-    drawn = overlays.legend(entries, height=200, text_size=14)
+    drawn = overlays.legend(entries, voc_palette(), height=200, text_size=14)
     assert drawn.height <= 220 and drawn.width > 1000
     assert overlays.shortened("short", 120, 14) == "short"
     cut = overlays.shortened("a name that is much too long for a panel", 120, 14)

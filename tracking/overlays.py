@@ -11,11 +11,10 @@ from typing import NamedTuple
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
-from data.palette import voc_palette
 from data.protocols import BACKGROUND
 from tracking.text import drawn
 
-# How much light and shade of the image an overlay shows. The palette's colours are 64 apart: up to 1/4, each
+# How much light and shade of the image an overlay shows. VOC's colours are 64 apart: up to 1/4, each
 # pixel stays nearest to the colour of its own class.
 SHADING = 0.24
 PANEL = 240  # longer side of an image in the strip of steps
@@ -53,7 +52,10 @@ def overlay(
     size = size[0] * factor, size[1] * factor
     tinted = tint(resized(image, size), mask.resize(size, Image.Resampling.NEAREST))
     return side_by_side(
-        [tinted, legend(entries, tinted.height, text_size=max(14, min(max(size) // 48, min(size) // 8)))]
+        [
+            tinted,
+            legend(entries, colours_in(mask), tinted.height, max(14, min(max(size) // 48, min(size) // 8))),
+        ]
     )
 
 
@@ -65,7 +67,13 @@ def strip(image: Image.Image, panels: Sequence[Panel], names: Mapping[int, str])
     cells = [titled(("image", ""), small)]
     cells += [titled(panel.title, tint(small, panel.mask)) for panel in panels]
     entries = [(c, drawn(names[c])) for c in shares(np.stack([np.asarray(panel.mask) for panel in panels]))]
-    return side_by_side([*cells, legend(entries, cells[0].height, text_size=14)])
+    colours = colours_in(panels[-1].mask)
+    return side_by_side([*cells, legend(entries, colours, cells[0].height, text_size=14)])
+
+
+def colours_in(mask: Image.Image) -> np.ndarray:
+    """Return the colours of a mask's palette, (256, 3) bytes."""
+    return np.array(mask.getpalette("RGB"), np.uint8).reshape(-1, 3)
 
 
 def tint(image: Image.Image, mask: Image.Image) -> Image.Image:
@@ -74,7 +82,7 @@ def tint(image: Image.Image, mask: Image.Image) -> Image.Image:
     The rest is grey: no colour but a class's.
     """
     labels, grey = np.asarray(mask), np.asarray(image.convert("L"), np.float32)[..., None]
-    shaded = (voc_palette()[labels] + SHADING * (grey - 128)).clip(0, 255)
+    shaded = (colours_in(mask)[labels] + SHADING * (grey - 128)).clip(0, 255)
     tinted = np.where(labels[..., None] == BACKGROUND, grey, shaded).astype(np.uint8)
     tinted[:, 1:][labels[:, 1:] != labels[:, :-1]] = 255
     tinted[1:][labels[1:] != labels[:-1]] = 255
@@ -93,7 +101,9 @@ def resized(image: Image.Image, size: tuple[int, int]) -> Image.Image:
     return image.resize(size, Image.Resampling.BILINEAR if smooth else Image.Resampling.NEAREST)
 
 
-def legend(entries: Sequence[tuple[int, str]], height: int, text_size: int) -> Image.Image:
+def legend(
+    entries: Sequence[tuple[int, str]], colours: np.ndarray, height: int, text_size: int
+) -> Image.Image:
     """Return a coloured square and a text for each class, in as many columns as
     it takes to stay near the height.
     """
@@ -107,7 +117,7 @@ def legend(entries: Sequence[tuple[int, str]], height: int, text_size: int) -> I
         left = sum(widths[:number]) + row // 2
         for line, (class_id, text) in enumerate(column):
             top, side = line * row + (row - text_size) // 2, text_size
-            colour = "silver" if class_id == BACKGROUND else tuple(map(int, voc_palette()[class_id]))
+            colour = "silver" if class_id == BACKGROUND else tuple(map(int, colours[class_id]))
             draw.rectangle((left, top, left + side, top + side), fill=colour, outline="grey")
             draw.text((left + row, top + side / 2), text, "black", writing, anchor="lm")
     return image

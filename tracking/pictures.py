@@ -7,7 +7,7 @@ import numpy as np
 from PIL import Image
 from tqdm import tqdm
 
-from data.palette import palette_image, voc_palette
+from data.palette import palette_image
 from data.protocols import IGNORE_INDEX, Step
 from tracking import drawing
 from tracking.shown import LOSSES_AND_IMAGES
@@ -33,8 +33,8 @@ class Drawn(Tracker):
         classes = np.array([*step.seen, *[IGNORE_INDEX] * (256 - step.num_classes)], np.uint8)
         folder = self.folder / "pictures"
         folder.mkdir(parents=True, exist_ok=True)
-        palette_image(classes[guess]).save(folder / f"{number}_step_{step.index}.png")
-        shown: dict[str, np.ndarray | None] = {"input": image, "truth": voc_palette()[classes[label]]}
+        palette_image(classes[guess], self.palette).save(folder / f"{number}_step_{step.index}.png")
+        shown: dict[str, np.ndarray | None] = {"input": image, "truth": self.palette[classes[label]]}
         for index in range(step.index + 1):
             try:
                 with Image.open(folder / f"{number}_step_{index}.png", formats=["PNG"]) as file:
@@ -43,7 +43,7 @@ class Drawn(Tracker):
                 shown[f"step {index}"] = None
         present = np.union1d(label, guess)
         legend = {
-            name: voc_palette()[class_id]
+            name: self.palette[class_id]
             for i, (name, class_id) in enumerate(zip([*self.old, *self.new], step.seen, strict=False))
             if i in present
         }

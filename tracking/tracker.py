@@ -14,6 +14,7 @@ import numpy as np
 from tqdm import tqdm
 
 from configs.registry import Registry
+from data.palette import voc_palette
 from data.protocols import Step
 from tracking.drawing import Curves
 from tracking.text import printable
@@ -29,11 +30,19 @@ class Tracker:
     """Keeps nothing, and is the class that all others begin with.
 
     `about` is the text of the config, `old` and `new` name the classes of the first step and of all later
-    ones.
+    ones, `palette` the colour of each label, if it is not VOC's.
     """
 
-    def __init__(self, folder: Path, about: str = "", old: Sequence[str] = (), new: Sequence[str] = ()):
+    def __init__(
+        self,
+        folder: Path,
+        about: str = "",
+        old: Sequence[str] = (),
+        new: Sequence[str] = (),
+        palette: np.ndarray | None = None,
+    ):
         self.folder, self.about, self.old, self.new = folder, about, old, new
+        self.palette = voc_palette() if palette is None else palette
 
     @property
     def is_new(self) -> bool:
