@@ -34,9 +34,18 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # in this process, not in a pool of further ones
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Slow tests come first, so that no process is left with one when the others are done."""
-    items.sort(key=lambda item: item.get_closest_marker("slow") is None)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Each process begins with its share of the slow tests, so that none has a long one left when the others
+    are done.
+    """
+    processes = getattr(config, "workerinput", {}).get("workercount", 1)  # of pytest-xdist
+    kinds = [[item for item in items if (item.get_closest_marker("slow") is None) == fast] for fast in (0, 1)]
+    items[:] = [
+        item
+        for number in range(processes)
+        for kind in kinds
+        for item in kind[len(kind) * number // processes : len(kind) * (number + 1) // processes]
+    ]
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -44,7 +53,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     """A process keeps to its part of the files, whose runs and data it has made, until it has to help."""
     from xdist.scheduler import WorkStealingScheduling
 
-    return WorkStealingScheduling(config, log) if config.getvalue("dist") == "load" else None
+    return WorkStealingScheduling(config, log) if config.getoption("dist") == "load" else None
 
 
 def mostly_slow(values: Iterable[Any], fast: Container[Any]) -> list[Any]:
