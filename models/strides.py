@@ -24,7 +24,7 @@ MARK = "stride_in_1x1"
 PROBE = "layer2.0.conv2.weight"  # the first convolution that the two kinds show different places
 # sha256 of the probe, as float32 -> whether the file's network strides in 1x1
 PUBLISHED = {
-    # ImageNet ResNet-50 of Keras, its filters rounded to 8 bits
+    # a published ImageNet ResNet-50 v1, its filters rounded to 8 bits
     "c02957d8512e0deda860bd03d578a83fa1be337552b762f11877a062a7d6552e": True,
 }
 KINDS = {True: "in the first 1x1 convolution", False: "in the 3x3 convolution"}
