@@ -255,7 +255,8 @@ def jobs_of(
     observe = f"method.also_observe=[{', '.join(OBSERVERS)}]"
     jobs = []
     for trainer, recipe in recipes.items():
-        also = (observe,) if trainer == SHARED else recipe
+        first = tuple(part for part in recipe if not part.startswith("method.strength="))  # no R in step 0
+        also = (observe,) if trainer == SHARED else first
         overlays, settings = (f"configs/methods/{trainer}.yaml",), ("train.last_step=0", *also)
         jobs += [job(names[trainer], overlays, settings, seed) for seed in seeds]
     for seed, e in product(seeds, experiments):

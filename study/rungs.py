@@ -60,7 +60,19 @@ OWN_RECIPES = (
         lambda config: config["optim"]["lr"],
         "published with one learning rate for all steps: later ones train new heads alone",
     ),
+    OwnRecipe(
+        ("dkd",),
+        "method.strength",
+        lambda config: _as_published(5.0, 0.001, config["optim"]["lr_later"]),
+        "lambda times the learning rate is the published 5 x 0.001: with lambda 5 and the higher learning rate "
+        "of this recipe it diverges within a few iterations",
+    ),
 )
+
+
+def _as_published(strength: float, published_lr: float, lr: float) -> float | None:
+    """Return the lambda with which R moves weights as published, where the learning rate is higher."""
+    return strength * published_lr / lr if lr > published_lr else None
 
 
 def own_recipe(method: str, config: Config) -> dict[OwnRecipe, Any]:
