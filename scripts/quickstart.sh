@@ -26,4 +26,4 @@ echo
 echo
 echo "The figure is $runs/quickstart.png. Next:"
 [ "$PYTHON" != "$PWD/.venv/bin/python" ] || echo "  source .venv/bin/activate"
-echo "  tensorboard --logdir $runs      # then open http://localhost:6006/#custom_scalars&_smoothingWeight=0"
+echo "  tensorboard --logdir $runs      # then open http://localhost:6006/?smoothing=0#timeseries"
