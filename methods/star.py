@@ -35,6 +35,7 @@ from configs.registry import NonNegative, Settings
 from data.protocols import BACKGROUND, Step
 from methods.base import register
 from methods.dkd import DKD
+from methods.prototypes import at_features, class_statistics, is_distributed, summed
 from models.upsample import enlarge
 
 SEEN = -1  # a background label where the teacher sees an object
@@ -81,7 +82,7 @@ class STAR(DKD):
         for labels, teacher in images:
             guess = self._guess(teacher.logits)
             places = at_features(guess.where(labels == BACKGROUND, SEEN), teacher.hidden)
-            found = found.to(places.device) + count(places, range(self.num_old))
+            found = found.to(places.device) + torch.stack([(places == c).sum() for c in range(self.num_old)])
             batches += 1
         found = summed(found).cpu()
         background, old = self.numbers[0], self.numbers[1:]
@@ -172,33 +173,12 @@ class STAR(DKD):
     # ---- the statistics of a step
 
     def review(self, images: Iterable[tuple[Tensor, Any]]) -> None:
-        """Sums over the pixels of each new class: their number, directions, squared directions, norms and
-        squared norms.
-        """
         classes = range(self.num_old, self.step.num_classes)
-        total = background = torch.zeros(())
-        for labels, output in images:
-            places = at_features(labels, output.hidden)
-            norm = output.hidden.double().norm(dim=1, keepdim=True)
-            direction = output.hidden.double() / norm.clamp(min=1e-12)
-            facts = torch.cat([torch.ones_like(norm), norm, norm**2, direction, direction**2], dim=1)
-            member = torch.stack([places == c for c in classes], dim=1).to(facts.dtype)
-            total = total.to(facts.device) + torch.einsum("bkhw,bfhw->kf", member, facts)
-            background = background.to(facts.device) + (places == BACKGROUND).sum()
-        total, background = summed(total).cpu(), summed(background).cpu()
-        number, norm, norm2, rest = total.split([1, 1, 1, total.shape[1] - 3], dim=1)
-        direction, direction2 = rest.chunk(2, dim=1)
-        n = number.clamp(min=1)
-        mu = F.normalize(direction, dim=1)
-        sigma = (direction2 / n - 2 * mu * direction / n + mu**2).clamp(min=0).sqrt()
-        spread = ((norm2 - norm**2 / n) / (n - 1).clamp(min=1)).clamp(min=0).sqrt()
+        background, number, new = class_statistics(images, classes)
         first = self.step.index == 0
-        new = {"prototypes": mu, "noise": sigma, "norms": torch.cat([norm / n, spread], dim=1)}
         for name, value in new.items():
-            value = value.float()
             setattr(self, name, value if first else torch.cat([getattr(self, name).cpu(), value]))
-        before = background.float()[None] if first else self.numbers
-        self.numbers = torch.cat([before, number[:, 0].float()])
+        self.numbers = torch.cat([background[None] if first else self.numbers, number])
 
     def state_dict(self) -> dict[str, Any]:
         state = {name: getattr(self, name) for name in STATISTICS}
@@ -208,31 +188,8 @@ class STAR(DKD):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         for name in STATISTICS:
             setattr(self, name, state[name].cpu())
-        self.updates, self.extra_background = state["updates"], state["extra_background"]
+        self.updates, self.extra_background = state.get("updates", 0), state.get("extra_background", 0.0)
         self.drawn = state["drawn"].cpu() if "drawn" in state else None
 
     def handover(self) -> dict[str, dict[str, Any]]:
-        return {self.name: self.state_dict()}
-
-
-def at_features(labels: Tensor, features: Tensor) -> Tensor:
-    """Return the labels in the middle of each place of the features."""
-    (rows, row), (columns, column) = (
-        (labels.shape[side], max(1, round(labels.shape[side] / features.shape[side + 1]))) for side in (1, 2)
-    )
-    return labels[:, row // 2 : rows : row, column // 2 : columns : column]
-
-
-def count(labels: Tensor, values: Iterable[int]) -> Tensor:
-    return torch.stack([(labels == value).sum() for value in values]).float()
-
-
-def summed(numbers: Tensor) -> Tensor:
-    """Return the sum over all ranks."""
-    if is_distributed():
-        dist.all_reduce(numbers)
-    return numbers
-
-
-def is_distributed() -> bool:
-    return dist.is_available() and dist.is_initialized()
+        return {self.name: {name: getattr(self, name).cpu() for name in STATISTICS}}

@@ -20,7 +20,7 @@ class Rung:
 
 
 PHASES = ("altersgd", "consolidate")
-ALONE = ("ft", "lwf", "ilt", "mib", "plop", "dft", "dkd", "ssul", "star")
+ALONE = ("ft", "pi", "ewc", "rw", "lwf", "lwf_mc", "ilt", "mib", "plop", "dft", "dkd", "ssul", "star")
 REMEMBERING = ("mib_augm", "dkd", "ssul")
 MEMORY = 100  # images, as published with all three
 # What goes with any method is tried over MiB and over the best others that have something to hold it back, R:
@@ -64,8 +64,8 @@ OWN_RECIPES = (
         ("dkd",),
         "method.strength",
         lambda config: _as_published(5.0, 0.001, config["optim"]["lr_later"]),
-        "lambda times the learning rate is the published 5 x 0.001: with lambda 5 and the higher learning rate "
-        "of this recipe it diverges within a few iterations",
+        "lambda times the learning rate is the published 5 x 0.001: with lambda 5 and the higher learning "
+        "rate of this recipe it diverges within a few iterations",
     ),
 )
 

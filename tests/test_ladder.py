@@ -47,7 +47,8 @@ def test_a_step_0_is_trained_once_for_all_that_share_it():
             assert bool(config.method.also_observe) == (method == "ft")
             continue
         own = f"-{method}" if method in OWN_STEP_0 else ""
-        needs = None if method == "dft" else f"step0{own}_seed{seed}"  # nobody else starts from DFT*'s
+        alone = method in ("dft", "lwf_mc")  # nobody else starts from theirs
+        needs = None if alone else f"step0{own}_seed{seed}"
         assert job.needs == needs
         assert config.train.start_from == (None if needs is None else f"r/{needs}/step_0.pt")
 

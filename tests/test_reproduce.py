@@ -23,7 +23,7 @@ ROWS = {"table1": 10, "table3": 8, "table4": 16, "figure-p": 6} | {
     "ablations": 8,
     "alternation": 16,
     "related": 13,
-    "ladder": 23,
+    "ladder": 27,
 }
 # By epoch p depends on how many epochs a step has: 10 have fewer that end on a descent, 30 share controls
 # with the iteration.

@@ -10,7 +10,8 @@ from toys import STEPS, student_and_teacher
 import train
 from engine import checkpoint
 from methods import METHODS, make_method
-from methods.star import SEEN, at_features
+from methods.prototypes import at_features
+from methods.star import SEEN
 from models.segmenter import Output
 
 QUICK = ("train.epochs=1", "train.epochs_later=2", "run.pictures=0", "run.tracker=none")
@@ -179,3 +180,12 @@ def test_a_run_hands_statistics_of_all_classes_on_and_predicts_by_threshold(toy_
 def test_labels_are_read_in_the_middle_of_each_place():
     labels = torch.arange(64).view(1, 8, 8)
     assert at_features(labels, torch.zeros(1, 3, 2, 2)).tolist() == [[[18, 22], [50, 54]]]
+
+
+@pytest.mark.parametrize(("side", "places"), [(512, 32), (513, 33), (500, 32), (97, 7)])
+def test_every_place_has_a_label_whatever_the_size_of_the_image(side, places):
+    labels = torch.arange(side).expand(1, side, side)
+    found = at_features(labels, torch.zeros(1, 3, places, places))
+    assert found.shape == (1, places, places)
+    middles = (torch.arange(places) + 0.5) * side / places
+    assert (found[0, 0] - middles).abs().max() <= 1
