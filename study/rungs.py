@@ -64,8 +64,8 @@ OWN_RECIPES = (
         ("dkd",),
         "method.strength",
         lambda config: _as_published(5.0, 0.001, config["optim"]["lr_later"]),
-        "lambda times the learning rate is the published 5 x 0.001: with lambda 5 and the higher learning rate "
-        "of this recipe it diverges within a few iterations",
+        "lambda times the learning rate is the published 5 x 0.001: with lambda 5 and the higher learning "
+        "rate of this recipe it diverges within a few iterations",
     ),
 )
 
