@@ -24,6 +24,11 @@ Our choices: histograms are summed over ranks, where the code's ranks have thres
 of the paper is read from bins that are 1/128 of their value wide. True old labels, of the mode `sequential`,
 stay.
 
+`pod=pooled` is PCKD, what RCIL (Zhang et al. 2022) holds in place of Local POD: squares of the maps, averaged
+over windows of 4, 8, ... 24 around every place, and over three neighbouring channels (all maps but the
+logits; the head weighs as the logits do). Written from RCIL's code, without RCIL's second branch of the
+network; its weights on VOC are PLOP's.
+
 Published recipe: configs/recipes/plop.yaml; its numbers are those of `median=code`, of the mode `overlapped`
 and of void pixels ignored. Trained as background (data.void), void pixels get pseudo-labels too.
 """
@@ -39,6 +44,7 @@ from torch import Tensor, nn
 from configs.registry import NonNegative, Settings
 from data.protocols import BACKGROUND, IGNORE_INDEX
 from methods.base import Method, register
+from methods.losses.plain import pooled_channels, pooled_pod
 
 UNSURE = -1  # a background label without a pseudo-label: left out like void, but nu counts it
 CODE_BINS = 100
@@ -51,6 +57,7 @@ class PLOP(Method):
         logits_ratio: NonNegative = 0.05  # weight of the logits' term relative to the others
         median: Literal["code", "paper"] = "paper"
         minimum: NonNegative = 0.001
+        pod: Literal["local", "pooled"] = "local"  # what is held of the maps: Local POD, or RCIL's PCKD
 
     options: Options
     needs_teacher = True
@@ -103,13 +110,18 @@ class PLOP(Method):
         *theirs, old_scores = teacher.stages
         num, num_old = scores.shape[1], old_scores.shape[1]
         factor = math.sqrt(num / (num - num_old)) / len(student.stages)
-        pod = self.losses.local_pod
+        pod = self.losses.local_pod if self.options.pod == "local" else pooled_pod
         background = scores[:, :1] + scores[:, num_old:].sum(dim=1, keepdim=True)
         scores = torch.cat((background, scores[:, 1:num_old]), dim=1)
-        return {
+        terms: dict[str, Any] = {
             "features": factor * sum(pod(one, other) for one, other in zip(ours, theirs, strict=True)),
             "logits": factor * self.options.logits_ratio * pod(scores, old_scores),
         }
+        if self.options.pod == "pooled":  # the mean over the maps without the logits
+            *stages, head = map(pooled_channels, ours, theirs)
+            held = sum(stages, self.options.logits_ratio * head)
+            terms["channels"] = factor * len(student.stages) / len(ours) * held
+        return terms
 
     def state_dict(self) -> dict[str, Any]:
         return {} if self.thresholds is None else {"thresholds": self.thresholds}

@@ -3,6 +3,8 @@
 import json
 import math
 import os
+from itertools import product
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -100,6 +102,70 @@ def test_the_gradient_of_local_pod():
 def test_local_pod_in_half_precision_squares_in_single():
     large = torch.full((1, 1, 4, 4), 300.0, dtype=torch.float16)  # its square is infinite
     assert losses.local_pod(large, torch.zeros_like(large)).isfinite()
+
+
+def slow_windows(image: torch.Tensor, size: int, channels: int) -> list[float]:
+    """Means of squares over size x size windows and so many channels around every place; zero outside."""
+    num, height, width = image.shape
+    reach, near = size // 2, channels // 2
+
+    def square(c: int, y: int, x: int) -> float:
+        inside = 0 <= c < num and 0 <= y < height and 0 <= x < width
+        return float(image[c, y, x]) ** 2 if inside else 0.0
+
+    places = product(
+        range(num), range(-reach, height + reach - size + 1), range(-reach, width + reach - size + 1)
+    )
+    return [
+        sum(
+            square(c + k, top + dy, left + dx)
+            for k in range(-near, near + 1)
+            for dy, dx in product(range(size), repeat=2)
+        )
+        / (size * size * channels)
+        for c, top, left in places
+    ]
+
+
+def slow_pooled(student: torch.Tensor, teacher: torch.Tensor, size: int, channels: int = 1) -> float:
+    pairs = zip(student, teacher, strict=True)
+    distances = [math.dist(*(slow_windows(image, size, channels) for image in pair)) for pair in pairs]
+    return sum(distances) / len(distances)
+
+
+@pytest.mark.parametrize("shape", [(2, 3, 5, 4), (1, 2, 1, 3)])
+def test_what_rcil_holds(shape):
+    student, teacher = random(*shape), random(*shape, seed=1)
+    windows = sum(slow_pooled(student, teacher, size) for size in (2, 4, 6)) / 3
+    found = losses.pooled_pod(student, teacher, (2, 4, 6))
+    torch.testing.assert_close(found, torch.tensor(windows, dtype=torch.float64), **EXACT)
+    channels = torch.tensor(slow_pooled(student, teacher, 1, channels=3), dtype=torch.float64)
+    torch.testing.assert_close(losses.pooled_channels(student, teacher), channels, **EXACT)
+    half = torch.full((1, 1, 4, 4), 300.0, dtype=torch.float16)
+    assert losses.pooled_pod(half, 0 * half).isfinite() and losses.pooled_channels(half, 0 * half).isfinite()
+
+
+def test_pooled_maps_weigh_as_in_rcil():
+    num_old, num_new, maps = 4, 2, [(2, 3, 8, 8), (2, 5, 4, 4), (2, 6, 4, 4)]
+    scores, old_scores = random(2, num_old + num_new, 4, 4), random(2, num_old, 4, 4, seed=1)
+    ours, theirs = ([random(*shape, seed=seed) for shape in maps] for seed in (2, 3))
+    merged = scores[:, :num_old].clone()
+    merged[:, 0] += scores[:, num_old:].sum(dim=1)
+    method = make_method("plop", options={"pod": "pooled"})
+    found = method.retention_losses(
+        SimpleNamespace(stages=(*ours, scores)), SimpleNamespace(stages=(*theirs, old_scores))
+    )
+    root = math.sqrt((num_old + num_new) / num_new)
+    pod = [losses.pooled_pod(*pair) for pair in zip(ours, theirs, strict=True)]
+    channels = [losses.pooled_channels(*pair) for pair in zip(ours, theirs, strict=True)]
+    expected = {
+        "features": root / 4 * sum(pod),
+        "logits": root / 4 * 0.05 * losses.pooled_pod(merged, old_scores),
+        "channels": root / 3 * (channels[0] + channels[1] + 0.05 * channels[2]),
+    }
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        torch.testing.assert_close(found[name], value, **EXACT)
 
 
 @pytest.mark.parametrize("num_new", [1, 3])

@@ -112,8 +112,7 @@ def local_pod(student: Tensor, teacher: Tensor, scales: Sequence[int] = (1, 2, 4
     at the right and at the bottom is left out), and each window gives its mean over the width and its mean
     over the height. A scale that is finer than the map is left out.
     """
-    dtype = torch.promote_types(student.dtype, torch.float32)
-    squares = student.to(dtype).square() - teacher.to(dtype).square()  # embedding is linear from here on
+    squares = _squares(student) - _squares(teacher)  # embedding is linear from here on
     height, width = squares.shape[2:]
     parts = []
     for s in scales:
@@ -122,7 +121,30 @@ def local_pod(student: Tensor, teacher: Tensor, scales: Sequence[int] = (1, 2, 4
             cut = squares[:, :, : s * rows, : s * columns]
             windows = cut.unflatten(3, (s, columns)).unflatten(2, (s, rows))
             parts += [windows.mean(dim=5).flatten(1), windows.mean(dim=3).flatten(1)]
-    return torch.linalg.vector_norm(torch.cat(parts, dim=1), dim=1).mean()
+    return _distance(torch.cat(parts, dim=1))
+
+
+def pooled_pod(student: Tensor, teacher: Tensor, sizes: Sequence[int] = (4, 8, 12, 16, 20, 24)) -> Tensor:
+    """RCIL: the distance between the squares of two maps, averaged over windows around every place, the mean
+    over the sizes of windows and over images. Beyond its border a map is zero.
+    """
+    squares = _squares(student) - _squares(teacher)  # averaging is linear
+    distances = [_distance(F.avg_pool2d(squares, size, stride=1, padding=size // 2)) for size in sizes]
+    return sum(distances[1:], distances[0]) / len(sizes)
+
+
+def pooled_channels(student: Tensor, teacher: Tensor, size: int = 3) -> Tensor:
+    """RCIL: the same distance, of averages over neighbouring channels of every place."""
+    squares = (_squares(student) - _squares(teacher)).transpose(1, 2)  # B x H x C x W
+    return _distance(F.avg_pool2d(squares, (size, 1), stride=1, padding=(size // 2, 0)))
+
+
+def _squares(maps: Tensor) -> Tensor:
+    return maps.to(torch.promote_types(maps.dtype, torch.float32)).square()
+
+
+def _distance(difference: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(difference.flatten(1), dim=1).mean()
 
 
 def num_pixels(labels: Tensor, mean_over: str) -> Tensor | int:
