@@ -19,6 +19,7 @@ from configs.errors import UserError
 from configs.schema import Config
 from engine.arguments import help_text, read_config
 from engine.evaluation import catch_up, evaluate, record, score_again
+from engine.heartbeat import lost_connection
 from engine.ranks import Ranks, StoppedBySignal, StopRequest, start_ranks, stop_ranks
 from engine.results import metrics_by_step, steps_done
 from engine.run import prepare
@@ -47,9 +48,10 @@ def main(arguments: list[str]) -> int:
         print(f"[rank {ranks.rank}] {stopped}", file=sys.stderr)
         return STOPPED_BY_SIGNAL
     except RuntimeError as error:
-        if isinstance(error, UserError) or "DataLoader worker" not in str(error):
+        remedy = DEAD_WORKER if "DataLoader worker" in str(error) else lost_connection(error)
+        if isinstance(error, UserError) or remedy is None:
             raise
-        print(f"error: {error}\n{DEAD_WORKER}", file=sys.stderr)
+        print(f"error: {error}\n{remedy}", file=sys.stderr)
         return 1
     finally:
         stop_ranks()

@@ -17,6 +17,10 @@ import torch.distributed as dist
 
 LOST_AFTER = "LOST_RANK_SECONDS"  # variable of the environment; 0 waits for ever
 DEFAULT_SECONDS = 60.0
+RESUMES = (
+    "The run ends here. torchrun --max-restarts=n starts it again; otherwise the same command, on all "
+    "machines, resumes from the last checkpoint"
+)
 SUSPENDED_SECONDS = 10.0  # between two looks that should be one second apart
 LEFT = "left"  # what a rank says last that ends in order
 
@@ -87,24 +91,20 @@ class Heartbeat:
     def lost(self, now: float) -> str | None:
         """Return who is lost, in words."""
         waits = f"within {self.seconds:g} seconds ({LOST_AFTER})"
-        remedy = (
-            "The run ends here. torchrun --max-restarts=n starts it again; otherwise the same command, on "
-            "all machines, resumes from the last checkpoint"
-        )
         if any(beat == LEFT for beat, _ in self.heard.values()):
             return None  # the run is over, or ends with a message of its own
         if now - self.exchanged > self.seconds:
             where = "{}:{}".format(*self.address)
             return (
                 f"rank {self.rank} on {self.names[self.rank]} did not reach the ranks' meeting place at "
-                f"{where} {waits}: its machine, or the network between, is down. {remedy}"
+                f"{where} {waits}: its machine, or the network between, is down. {RESUMES}"
             )
         silent = [rank for rank, (_, at) in self.heard.items() if now - at > self.seconds]
         if silent:
             names = ", ".join(f"rank {rank} on {self.names[rank]}" for rank in silent)
             return (
                 f"nothing was heard of {names} {waits}: it was killed, or its machine or network is down. "
-                f"{remedy}"
+                f"{RESUMES}"
             )
         return None
 
@@ -146,3 +146,9 @@ def seconds_until_lost() -> float:
         return float(os.environ.get(LOST_AFTER, DEFAULT_SECONDS))
     except ValueError:
         return DEFAULT_SECONDS
+
+
+def lost_connection(error: RuntimeError) -> str | None:
+    """Return what to do if the error is that of gloo or the store when another rank's process has ended."""
+    of_torch = isinstance(error, dist.DistError) or "gloo" in str(error)
+    return f"Another rank has ended: look for its message. {RESUMES}." if of_torch else None

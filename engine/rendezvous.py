@@ -55,13 +55,12 @@ def meet(rank: int, world: int, backend: str) -> dist.Store:
     It is refused if they do not all come within MINUTES_TO_MEET.
     """
     host, port = _address(world)
-    kept_by_torchrun = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
     timeout = timedelta(minutes=MINUTES_TO_MEET)
     try:
         store: dist.Store = dist.TCPStore(
             host,
             port,
-            is_master=rank == 0 and not kept_by_torchrun,
+            is_master=rank == 0 and not _kept_by_torchrun(),
             timeout=timeout,
             wait_for_workers=False,
         )
@@ -87,9 +86,16 @@ def _address(world: int) -> tuple[str, int]:
     return host, port
 
 
+def _kept_by_torchrun() -> bool:
+    """Whether the store is that of torchrun, over all restarts; otherwise each start has one of its own."""
+    return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+
+
 def _attempt() -> str:
-    """Keys of its own for every restart by torchrun: a rank must not read the address of a dead one."""
-    return f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}"
+    """Keys of its own for every restart in a store that outlives it: a rank must not read the address of a
+    dead one. Elsewhere the same for all: torchrun on a machine that joins later has counted fewer restarts.
+    """
+    return f"attempt_{os.environ.get('TORCHELASTIC_RESTART_COUNT', 0)}" if _kept_by_torchrun() else "attempt"
 
 
 def _check_in(store: dist.Store, rank: int, world: int, backend: str) -> None:

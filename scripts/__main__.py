@@ -22,6 +22,7 @@ COMMANDS = {
 FOR_MAINTAINERS = {
     "dev.crash_test": "kill real runs at random moments and compare how they end",
     "dev.protocol_picture": "draw the figure of docs/protocols.md",
+    "dev.slurm_session": "disturb runs on a real Slurm and compare how they end",
     "dev.theorem": "measure and draw Theorem 1 of AlterSGD",
 }
 

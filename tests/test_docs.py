@@ -421,7 +421,7 @@ def test_the_protocol_picture_is_drawn(tmp_path):
 STAND_INS = {
     "srun": """echo $$ >pid; shift; exec "$@" """,
     "scancel": """echo "scancel $*" >>calls; kill -TERM $(cat pid)""",
-    "scontrol": """echo "$*" >>calls""",
+    "scontrol": """[ "$1" = show ] && echo "PreemptTime=None" || echo "$*" >>calls""",
     "torchrun": """trap 'sleep 0.3; echo saved >>calls; exit 1' TERM
 echo "$*" >>calls; if [ -e quick ]; then exit 3; fi; for i in {1..400}; do sleep 0.05; done""",
 }

@@ -169,3 +169,13 @@ def test_ranks_with_other_data_or_another_config_are_refused(toy_arguments, toy_
     for number, message in enumerate(cases):
         for rank in range(2):
             assert message in (tmp_path / f"{number}_{rank}").read_text()
+
+
+def test_a_machine_that_joins_later_has_counted_fewer_restarts(announce):
+    """With a store of torchrun each restart has keys of its own, with one of rank 0 the keys are the same."""
+    keys = {}
+    for store in ("True", "False"):
+        for restarts in (0, 1):
+            announce(TORCHELASTIC_USE_AGENT_STORE=store, TORCHELASTIC_RESTART_COUNT=restarts)
+            keys[store, restarts] = rendezvous._attempt()
+    assert keys["True", 0] != keys["True", 1] and keys["False", 0] == keys["False", 1]

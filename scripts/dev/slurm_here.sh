@@ -1,10 +1,11 @@
 #!/usr/bin/env bash
 # A throw-away Slurm on this machine: munged, slurmctld and a slurmd for each node, on ports and in a folder of their own.
-#   bash scripts/dev/slurm_here.sh start [--install] [--nodes 2] [--gpus 0] [--folder DIR] [--conf KEY=VALUE ...]
+#   bash scripts/dev/slurm_here.sh start [--install] [--nodes 2] [--gpus 0] [--requeue-after 5] [--folder DIR] [--conf KEY=VALUE ...]
 #   bash scripts/dev/slurm_here.sh stop DIR
 # `start` prints the SLURM_CONF to export once every node is idle; `stop` cancels all jobs, ends the daemons and removes the folder.
 # --install fetches what is missing by apt-get. --gpus N gives each node N GPUs that exist in the books of Slurm alone.
-# --conf adds a line to slurm.conf, and takes out what stands there with its key. Accounting is off. Needs root.
+# --conf adds a line to slurm.conf, and takes out what stands there with its key. Accounting is off. A job that
+# is queued again waits --requeue-after seconds (Slurm's own default: 120), in which it must have ended. Needs root.
 set -euo pipefail
 
 packages="slurm-wlm munge"
@@ -30,12 +31,13 @@ PYTHON
 }
 
 start() {
-  local install= nodes=2 gpus=0 folder= conf=()
+  local install= nodes=2 gpus=0 requeue_after=5 folder= conf=()
   while [ $# -gt 0 ]; do
     case "$1" in
       --install) install=yes; shift ;;
       --nodes) nodes="$2"; shift 2 ;;
       --gpus) gpus="$2"; shift 2 ;;
+      --requeue-after) requeue_after="$2"; shift 2 ;;
       --folder) folder="$2"; shift 2 ;;
       --conf) conf+=("$2"); shift 2 ;;
       *) fail "$1 is not understood; --help says what is" ;;
@@ -83,7 +85,7 @@ write_conf() {
     echo "ClusterName=here"
     echo "SlurmctldHost=$(hostname)(127.0.0.1)"
     echo "SlurmctldPort=${ports[0]}"
-    printf '%s\n' SlurmUser=root SlurmdUser=root "AuthInfo=socket=$folder/munge.socket,cred_expire=5" \
+    printf '%s\n' SlurmUser=root SlurmdUser=root "AuthInfo=socket=$folder/munge.socket,cred_expire=$requeue_after" \
       ProctrackType=proctrack/linuxproc SelectType=select/cons_tres SelectTypeParameters=CR_Core TaskPlugin=task/none \
       MpiDefault=none AccountingStorageType=accounting_storage/none JobAcctGatherType=jobacct_gather/none \
       ReturnToService=2 SlurmdParameters=config_overrides "StateSaveLocation=$folder/state" \
