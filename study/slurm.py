@@ -267,7 +267,7 @@ def _executor(folder: Path, cluster: str, gpus: int, threads: int | None, option
     parameters: dict[str, Any] = {"name": "altersgd", "timeout_min": MINUTES_PER_JOB}
     parameters |= {"gpus_per_node": gpus} if gpus else {}
     if threads:
-        # srun no longer takes this number from its job since Slurm 22.05, and would bind the run to one core
+        # by its manual srun no longer takes this number from its job since Slurm 22.05
         parameters |= {"cpus_per_task": threads, "slurm_srun_args": [f"--cpus-per-task={threads}"]}
     try:
         executor = AutoExecutor(folder=folder, cluster=cluster, slurm_max_num_timeout=MOST_REQUEUES)
