@@ -38,6 +38,7 @@ CASES = [
     ),
     pytest.param("ewc", 1, BY_TWO, id="ewc-1-by-two"),
     pytest.param("mib", 2, PAUSE, id="mib-2-pause"),
+    *(pytest.param(method, 1, ALTERNATING, id=f"{method}-1") for method in ("dkd", "ssul", "dft")),
 ]
 
 
@@ -48,7 +49,8 @@ def test_two_ranks_end_with_the_weights_of_one_process(method, accumulate, phase
         f"method.name={method}",
         *phase,
         f"train.accumulate={accumulate}",
-        f"method.strength={'null' if method == 'plop' else 10}",  # PLOP's is 0.01; 10 magnifies rounding
+        # PLOP's is 0.01, and 10 magnifies rounding
+        f"method.strength={'null' if method in ('plop', 'dkd') else 10}",
     )
     for world, name in ((1, "one"), (2, "two")):
         # In one process the synchronised norm sees micro-batches of 4 / accumulate images, so cut alike for
@@ -67,6 +69,21 @@ def test_two_ranks_end_with_the_weights_of_one_process(method, accumulate, phase
     results = [json.loads((tmp_path / f"runs/{name}/results.json").read_text()) for name in ("one", "two")]
     assert [s["confusion"] for s in results[0]["steps"]] == [s["confusion"] for s in results[1]["steps"]]
     assert results[1]["environment"]["world_size"] == 2
+
+
+@pytest.mark.slow
+def test_two_ranks_find_the_statistics_of_one_process(toy_arguments, tmp_path):
+    """STAR divides by weights of each rank's own images, so its later steps are alike, not equal."""
+    for world, name in ((1, "one"), (2, "two")):
+        arguments = toy_arguments("method.name=star", "method.strength=null", name=name)
+        run_ranks(train_rank, (world, free_port(), arguments), world)
+    first, later = (
+        [checkpoint.load(tmp_path / f"runs/{name}/step_{step}.pt") for name in ("one", "two")]
+        for step in (0, 1)
+    )
+    torch.testing.assert_close(first[0]["methods"], first[1]["methods"], rtol=1e-6, atol=1e-7)
+    assert later[0]["methods"]["star"]["numbers"].shape == later[1]["methods"]["star"]["numbers"].shape
+    assert all(tensor.isfinite().all() for tensor in later[1]["model"].values())
 
 
 def watched_rank(rank: int, world: int, port: int, arguments: list[str], code: int) -> None:
