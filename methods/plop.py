@@ -38,13 +38,13 @@ from collections.abc import Iterable
 from typing import Any, Literal
 
 import torch
-import torch.distributed as dist
 from torch import Tensor, nn
 
 from configs.registry import NonNegative, Settings
 from data.protocols import BACKGROUND, IGNORE_INDEX
 from methods.base import Method, register
 from methods.losses.plain import pooled_channels, pooled_pod
+from methods.ranks import summed
 
 UNSURE = -1  # a background label without a pseudo-label: left out like void, but nu counts it
 CODE_BINS = 100
@@ -86,9 +86,7 @@ class PLOP(Method):
             background = labels == BACKGROUND
             places = guess[background] * bins + bin_of(u[background] / scale)
             counts = counts.to(labels.device) + places.bincount(minlength=len(counts))
-        if dist.is_available() and dist.is_initialized():
-            dist.all_reduce(counts)
-        medians = median_of(counts.view(self.num_old, bins))
+        medians = median_of(summed(counts).view(self.num_old, bins))
         self.thresholds = scale * medians.clamp(min=self.options.minimum)
 
     def targets(self, labels: Tensor, teacher) -> Tensor:

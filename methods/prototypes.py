@@ -7,9 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
+
+from methods.ranks import summed
 
 
 def at_features(labels: Tensor, features: Tensor) -> Tensor:
@@ -48,14 +49,3 @@ def class_statistics(
     spread = ((norm2 - norm**2 / n) / (n - 1).clamp(min=1)).clamp(min=0).sqrt()
     found = {"prototypes": mu, "noise": sigma, "norms": torch.cat([norm / n, spread], dim=1)}
     return background.float(), number[:, 0].float(), {name: value.float() for name, value in found.items()}
-
-
-def summed(numbers: Tensor) -> Tensor:
-    """Return the sum over all ranks."""
-    if is_distributed():
-        dist.all_reduce(numbers)
-    return numbers
-
-
-def is_distributed() -> bool:
-    return dist.is_available() and dist.is_initialized()

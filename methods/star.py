@@ -35,7 +35,8 @@ from configs.registry import NonNegative, Settings
 from data.protocols import BACKGROUND, Step
 from methods.base import register
 from methods.dkd import DKD
-from methods.prototypes import at_features, class_statistics, is_distributed, summed
+from methods.prototypes import at_features, class_statistics
+from methods.ranks import is_distributed, summed
 from models.upsample import enlarge
 
 SEEN = -1  # a background label where the teacher sees an object

@@ -9,11 +9,11 @@ import math
 from collections.abc import Sequence
 
 import torch
-import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor
 
 from data.protocols import IGNORE_INDEX
+from methods.ranks import averaged
 
 
 def cross_entropy(logits: Tensor, labels: Tensor, mean_over: str = "all") -> Tensor:
@@ -157,8 +157,5 @@ def num_pixels(labels: Tensor, mean_over: str) -> Tensor | int:
         return labels.numel()
     if mean_over != "valid":
         raise ValueError(f"mean_over is 'all' or 'valid', not {mean_over!r}")
-    count = (labels != IGNORE_INDEX).sum().float()
-    if dist.is_available() and dist.is_initialized():
-        dist.all_reduce(count)
-        count /= dist.get_world_size()
+    count = averaged((labels != IGNORE_INDEX).sum().float())
     return count.clamp(min=1e-6)  # a batch that is void throughout has loss 0, not NaN

@@ -26,12 +26,12 @@ The cost is two gradient evaluations per update; the teacher passes once.
 from typing import Annotated, Any
 
 import torch
-import torch.distributed as dist
 from pydantic import Field
 from torch import Tensor, nn
 
 from configs.registry import NonNegative, Settings
 from methods.base import Weights
+from methods.ranks import averaged, is_distributed
 from methods.updates.plain import (
     Evaluate,
     Terms,
@@ -95,10 +95,8 @@ def signs_of(weights: Weights) -> Signs:
 def mean_over_ranks(gradients: list[Tensor]) -> list[Tensor]:
     """Return copies, averaged over the ranks where there are others."""
     copies = [g.clone() for g in gradients]
-    if dist.is_available() and dist.is_initialized():
-        together = torch.cat([g.flatten() for g in gradients])
-        dist.all_reduce(together)
-        together /= dist.get_world_size()
+    if is_distributed():
+        together = averaged(torch.cat([g.flatten() for g in gradients]))
         for copy, mean in zip(copies, together.split([g.numel() for g in gradients]), strict=True):
             copy.copy_(mean.view_as(copy))
     return copies
