@@ -12,10 +12,11 @@ from engine.arguments import read_config
 from study import paper
 from study.cells import cell, means, name, number
 from study.collection import Collection
+from study.correlations import notes_on_order
 from study.experiments import Experiment, ladder
 from study.identity import OTHERS, PHASES, Setting, setting_of
 from study.layouts import EMPTY, Section, Table
-from study.rungs import LADDER, OwnRecipe, Rung, followed
+from study.rungs import IN_BRIEF, LADDER, OwnRecipe, Rung, followed
 from study.settings import found, groups, missing
 
 PROJECT = Path(study.__file__).parent.parent  # from where overlays are named
@@ -50,7 +51,26 @@ def table_ladder(runs: Collection) -> Section:
         "All methods: mIoU in percent after the last step", header, rows, spans, rules=_rules(wanted, rows)
     )
     absent = missing(runs, {name(runs, s): s for s in wanted})
-    return Section("ladder", title, [table], notes(runs, bool(published)), absent)
+    beside = {s: published.get(row_of(rung), ()) for s, rung in wanted.items()}
+    said = [*notes(runs, bool(published)), *notes_on_order(runs, beside)]
+    return Section("ladder", title, [table], said, absent)
+
+
+def table_in_brief(runs: Collection) -> Section:
+    """The ladder for a first screen: the best known rungs that have run, by short names, in fewer columns."""
+    settings = settings_of_rungs(runs)
+    old, new, every = groups(runs)
+    rows = [
+        [
+            *(short_name(rung), *means(runs, s), cell(runs, s, 0), cell(runs, s, "with background")),
+            "; ".join(remark.partition(":")[0] for remark in remarks(runs, s)) or EMPTY,
+        ]
+        for rung, s in ((rung, settings[rung]) for rung in IN_BRIEF)
+        if s in runs.cells
+    ]
+    header = ["method", "seeds", old, new, every, "background", "all with background", "uses"]
+    table = Table("mIoU in percent after the last step", header, rows)
+    return Section("brief", "The ladder in brief", [table] if rows else [])
 
 
 def settings_of_rungs(runs: Collection) -> dict[Rung, Setting]:
@@ -77,6 +97,13 @@ def row_of(rung: Rung) -> str:
         plus = PHASES.get(rung.plus, rung.plus)
         return plus if rung.method == "mib" else f"{method} + {plus}"
     return f"{method}-M" if rung.memory and rung.method != "mib_augm" else method
+
+
+def short_name(rung: Rung) -> str:
+    """Return "MiB + AlterSGD", "DKD-M": without the settings that a full table names."""
+    if rung.plus is None:
+        return row_of(rung)
+    return f"{METHODS[rung.method]} + {PHASES.get(rung.plus, rung.plus.upper())}"
 
 
 def remarks(runs: Collection, setting: Setting) -> list[str]:

@@ -33,6 +33,13 @@ LADDER = (
     *(Rung(name, "ewf") for name in FUSED),
     *(Rung(name, phase) for name in ALTERNATING for phase in PHASES),
 )
+# For a first screen: without the methods that hold parameters and forget nearly all the same, and with what
+# goes on top over MiB alone.
+IN_BRIEF = tuple(
+    rung
+    for rung in LADDER
+    if rung.method not in ("pi", "ewc", "rw", "lwf_mc") and (rung.plus is None or rung.method == "mib")
+)
 
 
 @dataclass(frozen=True)

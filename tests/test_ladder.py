@@ -12,10 +12,10 @@ from engine.identity import start_notes, trained_with
 from methods import METHODS, published_strength
 from study import identity, paper
 from study.collection import Collection, RecordedRun
-from study.ladder import row_of, settings_of_rungs
+from study.ladder import row_of, settings_of_rungs, short_name, table_in_brief
 from study.plan import PRESETS, list_jobs, look_at
 from study.report import read_runs
-from study.rungs import LADDER, OWN_RECIPES
+from study.rungs import IN_BRIEF, LADDER, OWN_RECIPES
 
 pytestmark = pytest.mark.usefixtures("at_the_root")
 OWN_STEP_0 = ("dkd", "ssul", "star")  # and several runs that start from it
@@ -188,6 +188,23 @@ def test_the_table_shows_both_conventions_and_what_a_row_uses(ladder_runs):
     assert "DKD, SSUL with method.options.body_lr=1: the published tenth" in notes
     assert "SSUL with optim.lr_later=0.01: published with one learning rate" in notes
     assert "STAR, body_lr 1.0: seeds 1, 2" in made.missing
+
+
+def test_the_brief_table_has_what_has_run_with_the_numbers_of_the_whole_one(ladder_runs):
+    runs = read_runs([ladder_runs])
+    (brief,), (whole,) = table_in_brief(runs).tables, section(ladder_runs, "ladder").tables
+    names = {"FT": "FT", "MiB": "MiB", "SSUL": "SSUL, body_lr 1.0", "DKD": "DKD, body_lr 1.0"}
+    names["DKD-M"] = (
+        "DKD, body_lr 1.0 + memory 100"  # DKD + AlterSGD has run too, and is not for a first screen
+    )
+    assert {cells[0] for cells in brief.rows} == set(names)
+    for short, long in names.items():
+        cells, full = row(brief, short), row(whole, long)
+        for key in ("seeds", "background", "uses"):
+            assert cells[key] == full[key]
+        assert cells["all"] == full["mIoU in percent: all"]
+        assert cells["all with background"] == full["with background: all"]
+    assert 10 <= len(IN_BRIEF) <= 15 and {short_name(rung) for rung in IN_BRIEF} > {"MiB + EWF", "STAR"}
 
 
 def test_published_figures_stand_beside_their_rows_on_their_data_alone(ladder_runs, tmp_path):
