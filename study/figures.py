@@ -2,7 +2,9 @@
 
 import io
 import math
-from collections.abc import Callable, Mapping, Sequence
+import textwrap
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -12,12 +14,24 @@ from engine.run_folder import RunError
 from study import identity, paper
 from study.cells import KEYS, name
 from study.collection import Collection, Spread, spread
+from study.flatness_figure import flatness_figure
 from study.identity import Setting
 from study.layouts import Image
 from study.readings import READINGS
 from study.scoreboard import over_p, stops
-from study.settings import altersgd, consolidate, groups, mib, over_lambda, paper_header, shares
+from study.settings import (
+    altersgd,
+    consolidate,
+    groups,
+    mib,
+    over_lambda,
+    own_methods,
+    paper_header,
+    rows_of_methods,
+    shares,
+)
 from tracking import plotting
+from tracking.examples import draw_examples, size_of
 from tracking.plotting import Axes, Figure, pyplot
 from tracking.text import drawn
 
@@ -36,8 +50,10 @@ STYLE = plotting.STYLE | {
     "text.parse_math": False,
 }
 # fmt: on
+# Of what has none above: a user's own methods.
+OTHER_COLOURS, OTHER_MARKERS = ("#882255", "#117733", "#332288", "#AA4499", "#44AA99"), "hpd8H^"
 READING_COLOURS = ("#0072B2", "#56B4E9", "#E69F00", "#D55E00", "#555555")  # the last is the control's
-GROUP_COLOURS = ("#0072B2", "#D55E00", "#000000")  # old, new, all
+GROUP_COLOURS, GROUP_MARKERS = ("#0072B2", "#D55E00", "#000000"), "osD"  # old, new, all
 MOST_LABELS = 40  # classes that are named in a heat map
 MOST_PANELS = 6  # in a row
 
@@ -49,33 +65,30 @@ def images(section: str, runs: Collection) -> list[Image]:
         for label, (caption, draw) in FIGURES.get(section, {}).items():
             figure = draw(runs)
             if figure is not None:
-                made.append(Image(label, caption, _svg(figure)))
+                made.append(Image(label, caption, _svg(plotting.unclipped(figure))))
     return made
 
 
 def predictions(runs: Collection, count: int) -> Image:
-    """Image, truth, and what MiB and AlterSGD see after the last step, by the first seed that both have."""
-    from study.panels import example_panels
+    """Image, truth, and what MiB, AlterSGD and a user's own methods see after the last step, by the first
+    seed that all of them have."""
+    from study.panels import examples
 
-    pair = {"MiB": runs.cells.get(mib(runs), {}), "AlterSGD": runs.cells.get(altersgd(runs), {})}
-    both = sorted(pair["MiB"].keys() & pair["AlterSGD"].keys())
-    if not both:
-        raise RunError(
-            "--pictures: no seed has a finished run of MiB and one of AlterSGD; leave --pictures out"
-        )
-    folders = [seeds[both[0]].folder for seeds in pair.values()]
-    panels = example_panels(folders, [len(runs.steps) - 1] * len(folders), count)
-    titles = ["image", "truth", *pair]
-    size = (1.9 * len(titles), 1.5 * len(panels) + 0.2)
-    figure, axes = pyplot.subplots(
-        len(panels), len(titles), squeeze=False, figsize=size, layout="constrained"
-    )
-    for axis, image in zip(axes.flat, (image for row in panels for image in row), strict=True):
-        axis.imshow(image, interpolation="nearest")
-        axis.axis("off")
-    for axis, title in zip(axes[0], titles, strict=True):
-        axis.set_title(title, fontsize=9)
-    return Image("pictures", f"After the last step, seed {both[0]}.", _png(figure), "png")
+    own = own_methods(runs)
+    wanted = {"MiB": mib(runs), "AlterSGD": altersgd(runs)} | own
+    compared = {label: runs.cells.get(s, {}) for label, s in wanted.items() if not own or s in runs.cells}
+    shared = sorted(set.intersection(*map(set, compared.values())))
+    if not shared:
+        named = " and one of ".join(compared)
+        raise RunError(f"--pictures: no seed has a finished run of {named}; leave --pictures out")
+    folders = [seeds[shared[0]].folder for seeds in compared.values()]
+    shown = examples(folders, [len(runs.steps) - 1] * len(folders), count)
+    titles = ["image", "truth", *map(drawn, compared)]
+    width, height = size_of(shown, len(titles))
+    figure = pyplot.figure(figsize=(1.6 * width, 1.3 * height), layout="constrained")
+    draw_examples(figure, shown, titles, 1.6 * width)
+    plotting.without_formulas(figure)
+    return Image("pictures", f"After the last step, seed {shared[0]}.", _png(figure), "png")
 
 
 # -------------------------------------------------------------------------------------------- one figure each
@@ -87,20 +100,21 @@ def steps_figure(runs: Collection) -> Figure | None:
     if not series:
         return None
     figure, axis = pyplot.subplots(figsize=(7.2, 3.8), layout="constrained")
+    looks = _looks(series)
     for label, spreads in series.items():
-        look = {"color": COLOURS[label], "label": label}
+        colour, marker = looks[label]
+        look: dict[str, Any] = {"color": colour, "label": drawn(label)}
         if len(spreads) < len(runs.steps):  # all classes at once
             axis.axhline(spreads[-1].mean, linestyle="--", linewidth=1.2, **look)
             continue
         means = np.array([np.nan if s.mean is None else s.mean for s in spreads])
         widths = np.array([s.deviation or 0.0 for s in spreads])
         steps = np.arange(len(spreads))
-        # Dashed, since the control often lies right on AlterSGD.
-        line = "--" if label == "Consolidate" else "-"
-        axis.plot(steps, means, marker=MARKERS.get(label), markersize=5, linestyle=line, **look)
-        axis.fill_between(
-            steps, means - widths, means + widths, color=COLOURS[label], alpha=0.18, linewidth=0
-        )
+        # The control often lies right on AlterSGD, which is seen through it.
+        control = {"linestyle": "--", "markerfacecolor": "none", "markersize": 9}
+        look |= control if label == "Consolidate" else {"markersize": 5}
+        axis.plot(steps, means, marker=marker, **look)
+        axis.fill_between(steps, means - widths, means + widths, color=colour, alpha=0.18, linewidth=0)
     axis.set(xlabel="step", ylabel=f"mIoU of the old classes ({groups(runs)[0]}), %", ylim=(0, None))
     axis.set_xticks(range(len(runs.steps)))
     axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
@@ -123,7 +137,7 @@ def classes_figure(runs: Collection) -> Figure | None:
         axis = axes.flat[number]
         values = np.array([[np.nan if v is None else v for v in row] for row in rows], dtype=float)
         mesh = axis.pcolormesh(np.ma.masked_invalid(values), vmin=0, vmax=100, cmap="viridis")
-        axis.set_title(label, fontsize=9)
+        axis.set_title(textwrap.fill(drawn(label), 18), fontsize=9)
         axis.grid(False)
         axis.invert_yaxis()
         axis.set_xticks(np.arange(values.shape[1]) + 0.5, range(values.shape[1]))
@@ -146,10 +160,10 @@ def p_figure(runs: Collection) -> Figure:
         for p, values in (paper.FIGURE_P.items() if _with_paper(runs) else ())
     }
     figure, axis = pyplot.subplots(figsize=(6.8, 3.6), layout="constrained")
-    for number, colour in enumerate(GROUP_COLOURS):
+    for number, (colour, marker) in enumerate(zip(GROUP_COLOURS, GROUP_MARKERS, strict=True)):
         label = f"{groups(runs)[number]}, ours", f"{paper.GROUPS[number]}, paper"
         # The paper's points are not joined: between them lie some that its text does not give.
-        _curves(axis, ours, theirs, number, label, papers_line="none", color=colour, marker="o")
+        _curves(axis, ours, theirs, number, label, papers_line="none", color=colour, marker=marker)
     axis.set(xlabel="p: share of normal training in a step", ylabel="mIoU, %", ylim=(0, None))
     axis.legend(loc="center left", bbox_to_anchor=(1.01, 0.5))
     return figure
@@ -216,6 +230,12 @@ FIGURES: dict[str, dict[str, tuple[str, Callable[[Collection], Figure | None]]]]
         "steps": ("The old classes after each step; bands: standard deviation over seeds.", steps_figure),
         "classes": ("IoU of each class after each step, mean over seeds.", classes_figure),
     },
+    "flatness": {
+        "flatness": (
+            "Forgetting over curvature, a point for each run; rho: Spearman's rank correlation.",
+            lambda runs: flatness_figure(runs, _looks),
+        )
+    },
     "table3": {"lambda": ("mIoU over λ; bars: standard deviation over seeds.", lambda_figure)},
     "readings": {
         "readings": ("mIoU over p in four readings; bars: standard deviation over seeds.", readings_figure)
@@ -231,8 +251,17 @@ FIGURES: dict[str, dict[str, tuple[str, Callable[[Collection], Figure | None]]]]
 
 def _methods(runs: Collection) -> dict[str, Setting]:
     """Return the rows of table 1 and the control, where they ran."""
-    order = [*identity.rows(runs.protocol).values(), consolidate(runs)]
+    order = [*rows_of_methods(runs).values(), consolidate(runs)]
     return {name(runs, setting): setting for setting in order if setting in runs.cells}
+
+
+def _looks(labels: Iterable[str]) -> dict[str, tuple[str, str | None]]:
+    """Return a colour and a marker for each; those without one of their own share none with another."""
+    own = [label for label in labels if label not in COLOURS]
+    others = zip(own, cycle(OTHER_COLOURS), cycle(OTHER_MARKERS), strict=False)  # coprime: all pairs come
+    return {label: (COLOURS[label], MARKERS.get(label)) for label in COLOURS} | {
+        label: (colour, marker) for label, colour, marker in others
+    }
 
 
 def _with_paper(runs: Collection) -> bool:

@@ -16,6 +16,7 @@ from tracking.text import drawn
 COLUMNS = 4  # input, truth and two steps: about as wide as a card in a browser
 TILE_HEIGHT, TITLE_HEIGHT, GAP, FONT = 144, 22, 4, 18  # titles can be read on a card, where all is smaller
 MOST_CELLS_WITH_NUMBERS = 25
+LEARN, KEEP, PHASE = "#0072B2", "#E69F00", "#D55E00"  # distinct to the colour-blind (Okabe and Ito)
 
 
 def tiles(images: Mapping[str, np.ndarray | None], legend: Mapping[str, Sequence[int]]) -> np.ndarray:
@@ -96,22 +97,22 @@ def losses(curves: Curves) -> np.ndarray | None:
         return None
     iterations, learn, keep, _ = zip(*curves.entries, strict=True)
     left = figure.add_subplot()
-    left.plot(iterations, learn, color="tab:blue", linewidth=1.2)
+    left.plot(iterations, learn, color=LEARN, linewidth=1.2)
     left.set_xlim(0, curves.total + 0.5)
     left.set_xlabel("iteration of the step")
-    left.set_ylabel("l_seg", color="tab:blue")
+    left.set_ylabel("l_seg", color=LEARN)
     left.set_title(curves.title, fontsize=10)
     if any(keep):
         right = left.twinx()
-        right.plot(iterations, keep, color="tab:orange", linewidth=1.2)
-        right.set_ylabel("lambda R", color="tab:orange")
+        right.plot(iterations, keep, color=KEEP, linewidth=1.2, linestyle="--")
+        right.set_ylabel("lambda R (dashed)", color=KEEP)
     if curves.boundary < curves.total:
-        left.axvspan(curves.boundary + 0.5, curves.total + 0.5, color="tab:red", alpha=0.12, label="phase")
+        left.axvspan(curves.boundary + 0.5, curves.total + 0.5, color=PHASE, alpha=0.12, label="phase")
     for sign, marker, label in ((-1, "v", "ascent"), (0, "x", "left out")):
         marked = [entry for entry in curves.entries if entry.sign == sign]
         if marked:
             points = [entry.iteration for entry in marked], [entry.learn for entry in marked]
-            left.plot(*points, marker, color="tab:red", markersize=4, label=label)
+            left.plot(*points, marker, color=PHASE, markersize=4, label=label, clip_on=False)
     if left.get_legend_handles_labels()[0]:
         left.legend(loc="upper right", fontsize=8)
     return _rendered(figure)
