@@ -16,7 +16,7 @@ all runs were made alike. In a Markdown file the lines between
     <!-- /results -->
 
 are replaced; the folder is relative to the file, and any name that --tables takes may stand for table1, and
-missing.
+missing and ladder-in-brief.
 
 Exit codes: 0 written or up to date, 1 the Markdown file is not up to date, 2 bad arguments, folders or
 results.

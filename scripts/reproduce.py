@@ -5,6 +5,7 @@ step 0 trained once.
     python -m scripts.reproduce all --preset voc --root /data/VOC2012 --pretrained imagenet --dry-run
     python -m scripts.reproduce table3 --preset voc-cpu --root /data/VOC2012 --jobs 2 train.epochs_later=5
     python -m scripts.reproduce all --preset voc --root /data/voc --launcher slurm --slurm slurm_partition=gpu
+    python -m scripts.reproduce methods=mine,mine+altersgd,mib --seeds 1 2 3     # your own beside MiB
 
 First comes the plan: every run, whether it is done, can be resumed or is missing, and what it costs.
 --dry-run ends there. The same command, typed again, starts only what is not done. What fails does not stop
@@ -20,9 +21,10 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from configs.messages import not_one_of
 from data import DataError, shapes
 from engine import terminal
-from study.experiments import TABLES, current_name
+from study.experiments import NAMED, ON_TOP, TABLES, current_name
 from study.launch import carry_out
 from study.launchers import LAUNCHERS, Resources
 from study.plan import PRESETS, choose, describe, list_jobs, look_at
@@ -56,18 +58,19 @@ def main(arguments: Sequence[str] | None = None, command: Sequence[str] | None =
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="python -m scripts.reproduce",
-        usage="%(prog)s TABLE --preset PRESET [options] [key.sub=value ...]",
+        usage="%(prog)s TABLE|methods=NAME[+TOP],... --preset PRESET [options] [key.sub=value ...]",
         description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
     add(
         "table",
-        type=current_name,
-        choices=[*TABLES, "all"],
-        help="what to reproduce; table1 is table 2 as well",
+        type=_table,
+        metavar="TABLE",
+        help=f"what to reproduce: {', '.join(TABLES)}, all; table1 is table 2 as well. Or {NAMED}<names>, "
+        f"any that are registered, with a comma between them, each perhaps with +{', +'.join(ON_TOP)}",
     )
-    add("--preset", choices=PRESETS, required=True, help="data set, network and recipe")
+    add("--preset", choices=PRESETS, help=f"data set, network and recipe ({NAMED}...: shapes, if not given)")
     add("--seeds", type=int, nargs="+", default=[1, 2, 3], help="default: 1 2 3")
     add(
         "--only",
@@ -91,6 +94,10 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         parser.error(
             "--jobs is for the local launcher: torchrun has one run at a time, Slurm limits of its own"
         )
+    if options.preset is None:
+        if not options.table.startswith(NAMED):
+            parser.error("the following arguments are required: --preset")
+        options.preset = "shapes"
     options.overrides = overrides
     options.seeds = list(dict.fromkeys(options.seeds))
     options.runs = options.runs or Path("runs") / options.preset
@@ -107,6 +114,13 @@ def resources(options: argparse.Namespace) -> Resources:
         gpus=options.gpus,
         slurm=dict(options.slurm),
     )
+
+
+def _table(text: str) -> str:
+    name, known = current_name(text), [*TABLES, "all"]
+    if name not in known and not text.startswith(NAMED):
+        raise argparse.ArgumentTypeError(f"invalid choice: {not_one_of(text, [*known, f'{NAMED}<names>'])}")
+    return name
 
 
 def _count(text: str) -> int:

@@ -104,35 +104,40 @@ class RecordedRun:
     def flatness(self) -> Mapping[str, Any]:
         """What scripts.flatness found of l_seg, norms in eval, if it left its metrics beside the run's."""
         try:
-            metrics = json.loads((self.folder / FLATNESS_FILE).read_text(encoding="utf-8"))
-            return metrics["modes"]["eval"]["seg"]
-        except (OSError, ValueError, KeyError, TypeError):
+            return self.flatness_options["modes"]["eval"]["seg"]
+        except (KeyError, TypeError):
             return {}
 
-    def change_at_the_end(self, metric: str) -> float | None:
-        """Of what run.flatness logged: the value of what a step hands over (its end, unless weights are
-        averaged) over that at the share p, the mean of later steps."""
-        logged = [step.get("flatness", {}) for step in self.later_steps]
-        handed_over = [places.get("handed over", places.get("end", {})) for places in logged]
-        pairs = [
-            [last.get(metric), places.get("boundary", {}).get(metric)]
-            for last, places in zip(handed_over, logged, strict=True)
-        ]
-        if not pairs or not all(value and value > 0 for pair in pairs for value in pair):
-            return None
-        return statistics.geometric_mean(end / boundary for end, boundary in pairs)
+    @cached_property
+    def flatness_options(self) -> Mapping[str, Any]:
+        """All that scripts.flatness left beside the run's metrics: with which options it measured, too."""
+        try:
+            found = json.loads((self.folder / FLATNESS_FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
 
-    def logged_flatness(self, metric: str, place: str) -> float | None:
-        """Return what run.flatness logged at a place of the steps after step 0: their geometric mean, None
-        unless all have it."""
-        values = [step.get("flatness", {}).get(place, {}).get(metric) for step in self.later_steps]
+    def change_at_the_end(self, metric: str) -> float | None:
+        """Of what run.flatness logged: the value of what a step hands over over that at the share p."""
+        end, boundary = self.handed_over(metric), self.logged_flatness(metric, "boundary")
+        return None if end is None or boundary is None else end / boundary
+
+    def handed_over(self, metric: str) -> float | None:
+        """Of what run.flatness logged: the value of what a step hands over, averaged weights or its end."""
+        return self.logged_flatness(metric, "handed over", "end")
+
+    def logged_flatness(self, metric: str, *places: str) -> float | None:
+        """Of what run.flatness logged: the geometric mean over the steps after step 0, of each at the first
+        of these places that it has; None unless all have one."""
+        logged = [step.get("flatness", {}) for step in self.later_steps]
+        chosen = [next((place for place in places if place in at), "") for at in logged]
+        values = [at.get(place, {}).get(metric) for at, place in zip(logged, chosen, strict=True)]
         known = [value for value in values if value is not None and value > 0]
         return statistics.geometric_mean(known) if known and len(known) == len(values) else None
 
     @property
     def iteration_time(self) -> float | None:
-        """Of one image, MiB's = 1, as far as `scripts.benchmark updates` left its metrics in the folder of
-        the runs."""
+        """Of one image, MiB's = 1, if `scripts.benchmark updates` left its metrics beside the runs."""
         try:
             content = json.loads((self.folder.parent / BENCHMARK_FILE).read_text(encoding="utf-8"))
             metrics = {metric["what"]: metric["value"] for metric in content["updates"]["figures"]}
@@ -177,16 +182,12 @@ class Collection:
     reference: RecordedRun
     cells: dict[Setting, dict[int, RecordedRun]] = field(default_factory=dict)
     unfinished: list[RecordedRun] = field(default_factory=list)
-    foreign: list[tuple[RecordedRun, list[str]]] = field(
-        default_factory=list
-    )  # of another recipe, and how it differs
-    repeated: list[tuple[RecordedRun, RecordedRun]] = field(
-        default_factory=list
-    )  # left out, and the run that was there before
-    evaluations: dict[str, "Collection"] = field(default_factory=dict)  # its runs in other settings, by name
-    orders: dict[str, "Collection"] = field(
-        default_factory=dict
-    )  # of the recipe in other orders of the classes
+    # Of another recipe, and how it differs; left out, and the run that was there before.
+    foreign: list[tuple[RecordedRun, list[str]]] = field(default_factory=list)
+    repeated: list[tuple[RecordedRun, RecordedRun]] = field(default_factory=list)
+    # Its runs in other settings of evaluation, by name; of the recipe in other orders of the classes.
+    evaluations: dict[str, "Collection"] = field(default_factory=dict)
+    orders: dict[str, "Collection"] = field(default_factory=dict)
 
     @property
     def steps(self) -> list[Step]:

@@ -28,6 +28,7 @@ from study.cells import (
     time_of_an_image,
 )
 from study.collection import (
+    BENCHMARK_FILE,
     FLATNESS,
     LOGGED_FLATNESS,
     SMALLEST_TEST,
@@ -210,22 +211,24 @@ def table_evaluations(runs: Collection) -> Section:
 
 
 def table_costs(runs: Collection) -> Section:
-    """Seconds, if all runs were made alike: else they mean nothing and are left out."""
+    """Seconds, if all runs were made alike: else they mean nothing and are left out. Ratios are those of a
+    benchmark, whose variants took turns: what else a machine did while runs trained is in their seconds.
+    """
     unlike = machine_differences(runs.runs)
     if unlike:
         return Section("costs", "Costs", [], [f"Seconds are left out: made under {'; '.join(unlike)}."])
-    control = runs.values(mib(runs), "seconds")
     rows = []
     for setting in (s for s in found(runs) if s.method != "joint"):
         ours = runs.values(setting, "seconds")
-        row = [name(runs, setting), str(len(ours)), show(spread(ours.values()), 0)]
-        rows.append(
-            [*row, ratio(runs, setting, mib(runs), "seconds"), str(len(ours.keys() & control.keys()))]
-        )
-    notes = ["Training alone, without scoring; the ratio is the mean over the seeds that both have."]
+        seconds = show(spread(ours.values()), 0)
+        rows.append([name(runs, setting), str(len(ours)), seconds, time_of_an_image(runs, setting)])
+    notes = [
+        "Training alone, without scoring. Time: of an image in an iteration of a step's last part, MiB = 1, "
+        f"by scripts.benchmark updates --json <folder of the runs>/{BENCHMARK_FILE}."
+    ]
     if any("processor" not in run.results.get("environment", {}) for run in runs.runs):
         notes.append("Older runs do not tell their processor: seconds compare only if it was the same.")
-    header = ["setting", "seeds", "seconds", "ratio to MiB", "shared seeds"]
+    header = ["setting", "seeds", "seconds", "time, MiB = 1"]
     table = Table("Seconds of training in the steps after step 0", header, rows)
     return Section("costs", "Costs", [table], notes)
 

@@ -14,8 +14,10 @@ from functools import partial
 from itertools import product
 from pathlib import Path
 
-from configs.schema import Config, DataConfig
-from methods import METHODS, published_strength
+from configs.layers import FOLDER
+from configs.messages import not_one_of
+from configs.schema import Config, ConfigError, DataConfig
+from methods import METHODS, make_method, published_strength
 from study.paper import LAMBDAS
 from study.readings import CONTROLLED_P, CORNERS, PUBLISHED_P, READINGS, SIXTHS, Reading
 from study.rungs import LADDER, own_recipe
@@ -27,6 +29,8 @@ RELATED_METHODS = (
     *("altersgd", "consolidate", "sam", "asam", "f_sam", "c_flat", "gradient_penalty"),
     *("ema", "swa", "cpr", "stable_sgd"),
 )
+ON_TOP = (*RELATED_METHODS, "ewf")  # overlays that go with any method
+NAMED = "methods="  # how a table of methods by name begins
 # What the paper leaves open, each choice alone, and then what its theorem supposes.
 THEOREM = ("phase.momentum=off", "phase.batch=same", "phase.lr=hold")
 VARIANTS = (
@@ -57,6 +61,7 @@ class Experiment:
     name: str
     overlays: tuple[str, ...]
     settings: tuple[str, ...] = ()  # key.sub=value
+    method: str = SHARED
     step_0: str | None = SHARED  # the method whose step 0 it starts from; None: one of its own
     recipe: tuple[str, ...] = ()  # what its method has otherwise than others, from step 0 on
 
@@ -76,12 +81,18 @@ class Job:
 def method(name: str, *settings: str, plus: str | None = None) -> Experiment:
     """A method, plain or with another overlay on top: a phase, an average, or a related method."""
     called = "_".join([f"{name}-{plus}" if plus else name, *map(_label, settings)])
-    overlays = (f"configs/methods/{name}.yaml", *([f"configs/{plus}.yaml"] if plus else []))
+    overlays = (_chosen(name), *([f"configs/{plus}.yaml"] if plus else []))
     step_0 = SHARED if METHODS[name].shares_first_step else name
-    return Experiment(called, overlays, settings, step_0)
+    return Experiment(called, overlays, settings, name, step_0)
 
 
 mib = partial(method, "mib")
+
+
+def _chosen(method: str) -> str:
+    """Return the argument of train.py that chooses a method: its overlay, if it has one."""
+    overlay = f"methods/{method}.yaml"
+    return f"configs/{overlay}" if (FOLDER / overlay).exists() else f"method.name={method}"
 
 
 def _label(setting: str) -> str:
@@ -151,10 +162,31 @@ def ladder(config: Config) -> list[Experiment]:
     for rung in LADDER:
         # What an overlay already says is no part of the name.
         memory = [f"method.memory={rung.memory}"] if rung.memory and rung.method != "mib_augm" else []
-        recipe = own_recipe(rung.method, config.model_dump())
-        own = tuple(f"{part.key}={value}" for part, value in recipe.items())
-        rungs.append(replace(method(rung.method, *memory, plus=rung.plus), recipe=own))
+        rungs.append(_with_own_recipe(method(rung.method, *memory, plus=rung.plus), config))
     return rungs
+
+
+def named_methods(names: str, config: Config) -> list[Experiment]:
+    """Return the methods of "mine,mine+altersgd,mib": any that are registered, each alone or with something
+    on top. What the ladder has too is the ladder's run.
+    """
+    problems, chosen = [], []
+    for name in names.split(","):
+        base, plus, top = name.strip().partition("+")
+        if base not in METHODS:
+            problems.append(f"{NAMED}{name}: {METHODS.unknown(base)}")
+        elif plus and top not in ON_TOP:
+            problems.append(f"{NAMED}{name}: {not_one_of(top, ON_TOP)}")
+        else:
+            chosen.append(_with_own_recipe(method(base, plus=top or None), config))
+    if problems:
+        raise ConfigError(problems)
+    return chosen
+
+
+def _with_own_recipe(experiment: Experiment, config: Config) -> Experiment:
+    recipe = own_recipe(experiment.method, config.model_dump())
+    return replace(experiment, recipe=tuple(f"{part.key}={value}" for part, value in recipe.items()))
 
 
 def readings(config: Config) -> list[Experiment]:
@@ -183,6 +215,15 @@ def readings(config: Config) -> list[Experiment]:
     return list(dict.fromkeys([mib(), *over_p, *controls, *plain, *over_lambda]))
 
 
+def core(config: Config) -> list[Experiment]:
+    """The question of the paper in seven or eight runs: AlterSGD by its Eq. 6 and by the reading that has the
+    shape of its figure over p (all of L by epoch), each at the published p with its controls."""
+    epochs, whole = config.train.epochs_later, READINGS[-1]
+    published = _reading(whole, whole.share(PUBLISHED_P, epochs))
+    controls = [mib(*_share(share), plus=phase) for phase, share in whole.controls(PUBLISHED_P, epochs)]
+    return [mib(), mib(plus="altersgd"), mib(plus="consolidate"), published, *controls]
+
+
 def _reading(reading: Reading, p: Fraction, settings: tuple[str, ...] = ()) -> Experiment:
     changes = [f"phase.{key}={value}" for key, value in reading.changes]
     return mib(*settings, *_share(p), *changes, plus="altersgd")
@@ -206,6 +247,7 @@ TABLES: dict[str, Callable[[Config], list[Experiment]]] = {
     "ablations": ablations,
     "alternation": alternation,
     "readings": readings,
+    "core": core,
     "related": related_methods,
     "ladder": ladder,
 }
@@ -218,8 +260,12 @@ def current_name(table: str) -> str:
 
 
 def experiments_of(tables: Iterable[str], config: Config) -> list[Experiment]:
-    """Each once, in the order of the tables."""
-    return list(dict.fromkeys(experiment for table in tables for experiment in TABLES[table](config)))
+    """Each once, in the order of the tables; a table may also be "methods=mine,mib"."""
+    found = [
+        named_methods(table.removeprefix(NAMED), config) if table.startswith(NAMED) else TABLES[table](config)
+        for table in tables
+    ]
+    return list(dict.fromkeys(experiment for experiments in found for experiment in experiments))
 
 
 # ------------------------------------------------------------------------------------------------------- jobs
@@ -229,12 +275,13 @@ def jobs_of(
     experiments: Sequence[Experiment],
     seeds: Iterable[int],
     runs: Path,
-    overlay: str,
+    recipe: Sequence[str],
     overrides: Sequence[str] = (),
 ) -> list[Job]:
     """Return every experiment with every seed, and before them all the steps 0 that they share.
 
-    A step 0 from which only one would start is trained by that one itself.
+    `recipe` are the overlays that all of them share. A step 0 from which only one would start is trained by
+    that one itself.
     """
 
     def job(
@@ -242,7 +289,7 @@ def jobs_of(
     ) -> Job:
         place = (f"train.seed={seed}", f"run.folder={runs}", f"run.name={name}_seed{seed}")
         start = () if needs is None else (f"train.start_from={runs / needs / 'step_0.pt'}",)
-        arguments = (overlay, *overlays, *overrides, *settings, *place, *start)
+        arguments = (*recipe, *overlays, *overrides, *settings, *place, *start)
         return Job(f"{name}_seed{seed}", arguments, needs)
 
     seeds, users = list(seeds), Counter(e.step_0 for e in experiments)
@@ -252,17 +299,24 @@ def jobs_of(
         if e.step_0 == SHARED or (e.step_0 is not None and users[e.step_0] > 1)
     }
     names = {trainer: "step0" if trainer == SHARED else f"step0-{trainer}" for trainer in recipes}
-    observe = f"method.also_observe=[{', '.join(OBSERVERS)}]"
+    observe = f"method.also_observe=[{', '.join(_observers(experiments))}]"
     jobs = []
-    for trainer, recipe in recipes.items():
-        first = tuple(part for part in recipe if not part.startswith("method.strength="))  # no R in step 0
+    for trainer, own in recipes.items():
+        first = tuple(part for part in own if not part.startswith("method.strength="))  # no R in step 0
         also = (observe,) if trainer == SHARED else first
-        overlays, settings = (f"configs/methods/{trainer}.yaml",), ("train.last_step=0", *also)
+        overlays, settings = (_chosen(trainer),), ("train.last_step=0", *also)
         jobs += [job(names[trainer], overlays, settings, seed) for seed in seeds]
     for seed, e in product(seeds, experiments):
         needs = f"{names[e.step_0]}_seed{seed}" if e.step_0 in names else None
         jobs.append(job(e.name, e.overlays, (*e.recipe, *e.settings), seed, needs))
     return jobs
+
+
+def _observers(experiments: Sequence[Experiment]) -> list[str]:
+    """Return the methods that keep statistics while another one trains the step 0 that they share."""
+    sharing = dict.fromkeys(e.method for e in experiments if e.step_0 == SHARED)
+    own = [name for name in sharing if name not in OBSERVERS and make_method(name).state_dict()]
+    return [*OBSERVERS, *own]
 
 
 # The jobs set these themselves.

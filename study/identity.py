@@ -9,16 +9,17 @@ Short names, for folders and the terminal, are in configs/identity.py; what a ru
 content is in engine/identity.py.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, Protocol
 
 from configs.identity import is_offline, is_stable_sgd
 from configs.registry import Registry
-from configs.schema import FREE_KEYS, config_differences
+from configs.schema import EVALUATION_KEYS, FREE_KEYS, config_differences, with_defaults
 from engine.identity import class_differences
-from methods import AVERAGES, UPDATES
+from methods import AVERAGES, UPDATES, published_strength
+from methods import METHODS as REGISTERED
 from study.paper import CHOICES, DEFAULT_P, METHODS, MIB_STRENGTH_15_1, SETTING
 from study.rungs import departures, own_keys
 
@@ -32,6 +33,7 @@ OTHERS = {
     "SSUL": ("ssul", 0.0),
     "STAR": ("star", 5.0),
 }
+NAMES = {method: row for row, (method, _) in (METHODS | OTHERS).items()} | {"joint": "Joint"}
 PHASES = {"altersgd": "AlterSGD", "consolidate": "Consolidate", "pause": "Pause", "stop": "Stop"}
 RULES = {"asam": "ASAM", "f_sam": "F-SAM", "c_flat": "C-Flat"}  # update rules with the option rho
 AVERAGED = {"ewf": "EWF", "ema": "EMA", "swa": "SWA"}
@@ -105,8 +107,10 @@ def _rule(update: Mapping[str, Any]) -> str:
     elif name in RULES:
         rho = changed.pop("rho", UPDATES[name].Options().model_dump()["rho"])
         called = f"{RULES[name]} {rho:g}"
-    else:
-        called = name
+    else:  # a rule of one's own is made with the keys that it names
+        usual = with_defaults({})["update"]
+        keys = UPDATES[name].keys if name in UPDATES else ("rho", "penalty", "radius")
+        called = _with_options(name, {key: update[key] for key in keys if update[key] != usual[key]})
     return _with_options(called, changed)
 
 
@@ -137,10 +141,11 @@ def _setting_of(config: Mapping[str, Any]) -> Setting:
     )
     if phase["name"] == "descent":
         return Setting(name, strength if name != "ft" else 0.0, changes=changes)
+    changes += tuple((option, str(value)) for option, value in sorted(phase["options"].items()))
     if phase["from_step"] > 1 and lambda_a != strength:  # the steps before the phase have another lambda
         changes += (("strength", strength),)
     p = Fraction(phase["p"]).limit_denominator(1_000_000)
-    if p == 1:
+    if p == 1 and phase["name"] in PHASES:  # what a phase of one's own does with p is its own
         return Setting(name, lambda_a, changes=changes)
     if phase["name"] in ("pause", "stop"):
         lambda_b = lambda_a
@@ -202,9 +207,12 @@ def label(setting: Setting, protocol: str | None) -> str:
     row = next((row for row, s in settings.items() if s == setting), None)
     if row is not None:
         return row
-    names = {name: row for row, (name, _) in (METHODS | OTHERS).items()} | {"joint": "Joint"}
-    name = names.get(setting.method, setting.method)
+    name = NAMES.get(setting.method, setting.method)
+    if is_own(setting) and name in (*NAMES.values(), *PHASES.values()):  # no two rows share a name
+        name = f"method {name}"
     published = settings[name].lambda_a if name in settings else OTHERS.get(name, (name, None))[1]
+    if published is None and setting.method in REGISTERED:
+        published = published_strength(setting.method, protocol)
     if setting.phase != "descent":
         phase = PHASES.get(setting.phase, setting.phase)
         name = phase if setting.method == "mib" else f"{name} + {phase}"
@@ -216,6 +224,11 @@ def label(setting: Setting, protocol: str | None) -> str:
     if setting.phase != "descent" and setting.p != DEFAULT_P:
         parts.append(f"p {show_p(setting.p)}")
     return ", ".join([*parts, *(f"{key} {value}" for key, value in setting.changes)])
+
+
+def is_own(setting: Setting) -> bool:
+    """Return whether the method or the phase is one that a user added."""
+    return setting.method not in NAMES or setting.phase not in ("descent", *PHASES)
 
 
 def show_p(p: Fraction) -> str:
@@ -282,3 +295,21 @@ def recipe_differences(one: Comparable, other: Comparable) -> list[str]:
             {"sha256": run.results["weights"]["sha256"][:12]} for run in (one, other)
         )
     return config_differences(old, new, free) + class_differences(one.class_names, other.class_names)
+
+
+# Of differences, by how their keys begin; the first that fits.
+KINDS: dict[str, tuple[str, ...]] = {
+    "evaluation": EVALUATION_KEYS,
+    "data": ("data.", "pictures.", "class "),
+    "backbone": ("model.", "weights."),
+    "recipe": ("",),
+}
+
+
+def by_kind(differences: Sequence[str]) -> str:
+    """Return what `recipe_differences` found, sorted: "backbone (model.body: 'a' -> 'b'), recipe (...)"."""
+    found: dict[str, list[str]] = {}
+    for difference in differences:
+        kind = next(kind for kind, keys in KINDS.items() if difference.startswith(keys))
+        found.setdefault(kind, []).append(difference)
+    return ", ".join(f"{kind} ({'; '.join(found[kind])})" for kind in KINDS if kind in found)

@@ -37,7 +37,7 @@ Sizes = tuple[int, ...]  # training images of each step
 
 @dataclass(frozen=True)
 class Preset:
-    overlay: str
+    overlays: tuple[str, ...]
     seconds: float | None  # of an image pass, where no run here tells; None: as in results/quickstart
     basis: str  # of these seconds
     sizes: Mapping[tuple[str, str], Sizes]  # (protocol, mode) -> what its data set is known to hold
@@ -50,9 +50,14 @@ VOC_SIZES = {
 } | {("offline", mode): (LISTS["voc"]["train_aug"],) for mode in ("disjoint", "overlapped")}
 SHAPES_SIZES = {("15-1", "disjoint"): (2250, 139, 145, 153, 153, 160), ("offline", "disjoint"): (3000,)}
 PRESETS = {
-    "shapes": Preset("configs/quickstart.yaml", None, "measured in results/quickstart", SHAPES_SIZES),
-    "voc-cpu": Preset("configs/voc/15-1_cpu.yaml", 1 / 30, "an assumption for two CPU cores", VOC_SIZES),
-    "voc": Preset("configs/voc/15-1.yaml", 1 / 25, "an assumption for one GPU", VOC_SIZES),
+    "shapes": Preset(("configs/quickstart.yaml",), None, "measured in results/quickstart", SHAPES_SIZES),
+    "voc-cpu": Preset(
+        ("configs/voc/15-1.yaml", "configs/recipes/cpu.yaml"),
+        1 / 30,
+        "an assumption for two CPU cores",
+        VOC_SIZES,
+    ),
+    "voc": Preset(("configs/voc/15-1.yaml",), 1 / 25, "an assumption for one GPU", VOC_SIZES),
 }
 
 
@@ -179,13 +184,13 @@ def list_jobs(
     `settings` are those that are not None, `overrides` the user's own.
     """
     given = [f"{key}={value}" for key, value in settings.items() if value is not None]
-    experiments = experiments_of(tables, load_config([preset.overlay], [*given, *overrides]))
+    experiments = experiments_of(tables, load_config(preset.overlays, [*given, *overrides]))
     taken = sorted({override.partition("=")[0] for override in overrides} & planned_keys(experiments))
     if taken:
         raise ConfigError(
             [f"{key}: is set by the plan (tables, --seeds, --root, --runs), not by hand" for key in taken]
         )
-    jobs = jobs_of(experiments, seeds, folder, preset.overlay, [*given, *overrides])
+    jobs = jobs_of(experiments, seeds, folder, preset.overlays, [*given, *overrides])
     return {job: read_config(list(job.arguments)) for job in jobs}
 
 

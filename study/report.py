@@ -18,9 +18,10 @@ from study import layouts
 from study.cells import name
 from study.collection import Collection, RecordedRun, collect, scored_otherwise, share_step_0
 from study.experiments import current_name
+from study.identity import by_kind
 from study.layouts import Report, Section
 from study.settings import found
-from study.tables import SECTIONS
+from study.tables import IN_DOCUMENTS, SECTIONS
 from tracking import text
 
 FORMATS: dict[str, tuple[str, Callable[[Report], str]]] = {
@@ -156,7 +157,7 @@ def warnings(runs: Collection) -> list[str]:
     """Return which runs are left out of every table, and why."""
     lines = [
         f"{run.place} is left out of every table: it differs from {runs.reference.place} in "
-        f"{'; '.join(differences)}. Report on it by itself."
+        f"{by_kind(differences)}. Report on it by itself."
         for run, differences in runs.foreign
     ]
     return lines + [
@@ -234,7 +235,8 @@ def renew(path: Path, check: bool) -> int:
 def renewed(match: re.Match, path: Path) -> str:
     """Return the marker, the table that it names as it is today, and the marker that ends it."""
     table, folder = current_name(match["name"]), match["folder"]
-    known = [*SECTIONS, "missing"]
+    sections = SECTIONS | IN_DOCUMENTS
+    known = [*sections, "missing"]
     if table not in known:
         raise RunError(f"{path}: results:{not_one_of(table, known)}")
     runs = read_runs([path.parent / folder], base=path.parent)
@@ -244,6 +246,6 @@ def renewed(match: re.Match, path: Path) -> str:
         ]
         body = "\n".join(f"- {text.markdown(line)}" for line in lines or ["nothing"])
     else:
-        body = layouts.markdown_section(SECTIONS[table](runs))
+        body = layouts.markdown_section(sections[table](runs))
     loud = [f"> **Warning.** {text.markdown(line)}" for line in warnings(runs)]
     return "\n\n".join([f"<!-- results:{match['name']} {folder} -->", *loud, body, "<!-- /results -->"])

@@ -82,6 +82,18 @@ def found(runs: Collection) -> list[Setting]:
     return [s for s in order if s in runs.cells] + rest
 
 
+def own_methods(runs: Collection) -> dict[str, Setting]:
+    """Return the methods and phases that a user added, by name, in every setting that ran."""
+    return {identity.label(s, runs.protocol): s for s in found(runs) if identity.is_own(s)}
+
+
+def rows_of_methods(runs: Collection) -> dict[str, Setting]:
+    """Return the rows of table 1: the paper's, and before Joint a user's own."""
+    papers = identity.rows(runs.protocol)
+    joint = {"Joint": papers.pop("Joint")}
+    return papers | own_methods(runs) | joint
+
+
 def related_methods(runs: Collection) -> list[Setting]:
     """MiB with something else for flatness, and PLOP, as far as they ran."""
     return [

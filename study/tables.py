@@ -7,7 +7,7 @@ markers of a Markdown file use.
 from collections.abc import Callable, Iterable, Sequence
 
 from data.protocols import BACKGROUND
-from study import comparisons, identity, ladder, orders, paper
+from study import comparisons, correlations, identity, ladder, orders, paper
 from study.cells import FURTHER, KEYS, cell, further, means, number, seeds
 from study.collection import Collection
 from study.layouts import EMPTY, Section, Table
@@ -20,6 +20,7 @@ from study.settings import (
     over_lambda,
     pair_of,
     paper_header,
+    rows_of_methods,
     shares,
 )
 
@@ -28,16 +29,22 @@ CONTRADICTION = (
     f"The paper's means of {' and '.join(paper.CONTRADICTORY)} do not follow from its rows per class; "
     "they are shown as printed."
 )
+NOT_PRINTED = (None,) * len(paper.GROUPS)
 SEEDS_IN_BRACKETS = "In brackets: the number of seeds."
 
 
 def table_1(runs: Collection) -> Section:
-    rows = identity.rows(runs.protocol)
+    rows = rows_of_methods(runs)
     table = Table(
         "mIoU in percent after the last step",
         ["method", "seeds", *groups(runs), *FURTHER, *paper.GROUPS],
         [
-            [name, *means(runs, setting), *further(runs, setting), *map(number, paper.MEANS[name])]
+            [
+                name,
+                *means(runs, setting),
+                *further(runs, setting),
+                *map(number, paper.MEANS.get(name, NOT_PRINTED)),
+            ]
             for name, setting in rows.items()
         ],
         [("", 1), ("ours", 7), (paper_header(runs), 3)],
@@ -53,7 +60,7 @@ def table_1(runs: Collection) -> Section:
 
 
 def table_2(runs: Collection) -> Section:
-    rows = identity.rows(runs.protocol)
+    rows = rows_of_methods(runs)
     names = runs.reference.class_names
     with_paper = identity.is_of_its_data(runs.reference.config)
     old = [c for c in runs.steps[0].new if c != BACKGROUND]
@@ -65,7 +72,7 @@ def table_2(runs: Collection) -> Section:
         for method, setting in rows.items():
             rules.append(len(lines))
             lines.append([method, seeds(runs, setting), *(cell(runs, setting, c) for c in classes)])
-            if with_paper and all(names[c] in paper.CLASSES for c in classes):
+            if with_paper and method in paper.PER_CLASS and all(names[c] in paper.CLASSES for c in classes):
                 theirs = dict(zip(paper.CLASSES, paper.PER_CLASS[method], strict=True))
                 lines.append(
                     [f"{method}, {paper_header(runs)}", "", *(number(theirs[names[c]]) for c in classes)]
@@ -154,8 +161,9 @@ def _paper_grid(group: str, lambda_b: float) -> list[str]:
 
 
 def _rules(rows: Iterable[str]) -> list[int]:
-    """The paper sets MiB and AlterSGD apart."""
-    return [i for i, row in enumerate(rows) if row in ("MiB", "Joint")]
+    """The paper sets MiB and AlterSGD apart; a user's own methods come after them."""
+    names = list(rows)
+    return [i for i, row in enumerate(names) if row in ("MiB", "Joint") or names[i - 1] == "AlterSGD"]
 
 
 def _chunks(items: Sequence[int], size: int) -> list[Sequence[int]]:
@@ -175,8 +183,11 @@ SECTIONS: dict[str, Callable[[Collection], Section]] = {
     "related": comparisons.table_related_methods,
     "ladder": ladder.table_ladder,
     "forgetting": comparisons.table_forgetting,
+    "flatness": correlations.table_flatness,
     "orders": orders.table_orders,
     "metrics": comparisons.table_metrics,
     "evaluations": comparisons.table_evaluations,
     "costs": comparisons.table_costs,
 }
+# What a report shows in full anyway, cut for the first screen of a Markdown file.
+IN_DOCUMENTS: dict[str, Callable[[Collection], Section]] = {"ladder-in-brief": ladder.table_in_brief}

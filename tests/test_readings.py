@@ -175,11 +175,11 @@ def test_labels_say_how_the_paper_is_read(arguments, label):
 
 @pytest.mark.parametrize("preset", PRESETS)
 def test_the_report_wants_the_runs_that_are_planned_and_no_two_are_called_alike(preset):
-    overlay = PRESETS[preset].overlay
-    config = load_config([overlay])
+    overlays = PRESETS[preset].overlays
+    config = load_config(overlays)
     planned = experiments.readings(config)
     assert len({experiment.name for experiment in planned}) == len(planned)
-    produced = [setting(overlay, *e.overlays, *e.settings) for e in planned]
+    produced = [setting(*overlays, *e.overlays, *e.settings) for e in planned]
     assert len(set(produced)) == len(produced)
     nothing = Collection(RecordedRun(Path("run"), {"config": config.model_dump(mode="json")}, "run"))
     over_p_and_controls, over_lambdas = report_readings.wanted(nothing)
@@ -524,6 +524,16 @@ def test_without_other_readings_their_runs_are_missing_in_one_line(everything):
     lines = table_readings(collected({mib(no_runs()): (40.0, 10.0), one: (41.0, 10.0)})).missing
     assert "Pause: seed 1" in lines and "AlterSGD, p 19/30, flip all, every epoch: seed 1" in lines
     assert not [line for line in lines if line.startswith(("MiB:", "AlterSGD, flip all, every epoch:"))]
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3])
+def test_runs_of_very_few_epochs_can_be_reported(epochs):
+    """With one or two, a control that trains for an epoch more than its reading is MiB."""
+    made = table_readings(collected({mib(no_runs(epochs)): (40.0, 10.0)}, epochs))
+    (controls,) = [table for table in made.tables if table.title == "mIoU in percent of the controls"]
+    shares = {row[1] for row in controls.rows}
+    assert {"5/6", "1/2"} <= shares and "1/1" not in shares
+    assert {row[0] for row in controls.rows} == {"Consolidate", "Pause", "Stop"}
 
 
 def test_the_section_is_in_every_format_with_its_figure(tmp_path):

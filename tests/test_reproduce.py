@@ -24,11 +24,12 @@ ROWS = {"table1": 10, "table3": 8, "table4": 16, "figure-p": 6} | {
     "alternation": 16,
     "related": 13,
     "ladder": 27,
+    "core": 8,
 }
 # By epoch p depends on how many epochs a step has: 10 have fewer that end on a descent, 30 share controls
 # with the iteration.
 READINGS = {"shapes": 67, "voc-cpu": 64, "voc": 66}
-# what an earlier table has already comes once; 17 of the readings do
+# what an earlier table has already comes once; 17 of the readings do, and all of core
 IN_ALL = 10 + (8 - 2) + (16 - 4) + (6 - 2) + (8 - 1) + (16 - 7) + (13 - 3) + (23 - 7) - 17
 STEP_0, OWN_STEP_0 = 1, 3  # DKD, SSUL, STAR
 

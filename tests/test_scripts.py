@@ -9,6 +9,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import numpy as np
@@ -19,12 +20,15 @@ import train
 from configs.schema import Config, load_config
 from data.protocols import PROTOCOLS, protocol_steps
 from engine.arguments import read_config
-from scripts import compare
+from scripts import compare, reproduce
 from scripts.__main__ import COMMANDS, FOR_MAINTAINERS
 from scripts.__main__ import main as list_commands
 from study.beside import unique_names
 from study.collection import RecordedRun
+from study.experiments import experiments_of
+from study.plan import PRESETS
 from tracking import plotting
+from tracking.examples import Examples
 
 ROOT = Path(train.__file__).parent
 SHELL_SCRIPTS = sorted(path.name for path in ROOT.glob("scripts/*.sh"))
@@ -55,7 +59,9 @@ class Project:
 
     def run(self, script: str, *arguments: str, cwd: Path | None = None, **variables: str):
         inherited = {
-            k: v for k, v in os.environ.items() if k not in ("PYTHON", "GPUS", "TORCHRUN_ARGS", "RUNS")
+            k: v
+            for k, v in os.environ.items()
+            if k not in ("PYTHON", "GPUS", "TORCHRUN_ARGS", "RUNS", "ROWS", "SEEDS", "JOBS", "DRY")
         }
         path = f"{self.python.parent}:{os.environ['PATH']}"
         environment = inherited | {"PATH": path, "CALLS": str(self.calls_file)} | variables
@@ -84,7 +90,7 @@ def test_shell_scripts_parse(name):
 
 
 @pytest.mark.parametrize("flag", ["--help", "-h"])
-@pytest.mark.parametrize("name", [*PROTOCOL_SCRIPTS, "quickstart.sh", "test.sh"])
+@pytest.mark.parametrize("name", [*PROTOCOL_SCRIPTS, "quickstart.sh", "study_voc_cpu.sh", "test.sh"])
 def test_help_prints_the_usage_and_does_nothing_else(name, flag, project):
     for place, script in ((project.root, f"scripts/{name}"), (project.root / "scripts", name)):
         shown = project.run(script, flag, cwd=place)
@@ -200,6 +206,31 @@ def test_quickstart_trains_four_runs_from_one_step_0_and_compares_them(project):
         last == "-m scripts.compare /tmp/r/ft /tmp/r/lwf /tmp/r/mib /tmp/r/mib-altersgd --picture "
         "/tmp/r/quickstart.png"
     )
+
+
+def test_every_row_of_the_study_on_voc_names_planned_runs(project):
+    done = project.run("scripts/study_voc_cpu.sh", "/voc", "/m.pth", "/r.pth", PYTHON=str(project.python))
+    assert done.returncode == 0, done.stderr
+    assert len(project.calls) == 3 + 3 + 2 + 3 + 3 + 1 + 4 + 1
+    planned = {
+        table: {e.name for e in experiments_of([table], load_config(PRESETS["voc-cpu"].overlays))}
+        for table in ("core", "ladder", "readings", "related")
+    }
+    for call in project.calls:
+        options = reproduce.parse(call.removeprefix("-m scripts.reproduce ").split(" "))
+        assert options.preset == "voc-cpu" and options.root == Path("/voc") and len(options.seeds) == 1
+        for pattern in options.only or ():
+            assert any(fnmatchcase(name, pattern) for name in planned[options.table]), pattern
+
+
+def test_the_study_on_voc_goes_on_after_a_failed_run_and_stops_when_stopped(project):
+    script = project.python.read_text()
+    for code, calls in ((1, 3), (75, 1)):
+        project.python.write_text(f"{script}\nexit {code}\n")
+        project.calls_file.unlink(missing_ok=True)
+        done = project.run("scripts/study_voc_cpu.sh", "/voc", "/m.pth", PYTHON=str(project.python), ROWS="1")
+        assert (done.returncode, len(project.calls)) == (code, calls)
+    assert project.run("scripts/study_voc_cpu.sh", "/voc").returncode == 2
 
 
 @pytest.mark.parametrize("command", ["train.py --help", "-m scripts.check_data {data}"])
@@ -323,7 +354,9 @@ def test_compare_says_when_runs_are_not_equally_far(two_runs, capsys):
 def test_compare_draws_steps_as_whole_numbers(num_steps, tmp_path, monkeypatch):
     drawn = []
     monkeypatch.setattr(plotting, "save", lambda figure, *_, **__: drawn.append(figure))
-    monkeypatch.setattr(compare, "example_panels", lambda *_: [[np.zeros((2, 2, 3), np.uint8)] * 3])
+    nothing, colours = np.zeros((2, 2), np.uint8), np.zeros((256, 3), np.uint8)
+    shown = Examples([np.zeros((2, 2, 3), np.uint8)], [[nothing, nothing]], ["background"], colours)
+    monkeypatch.setattr(compare, "examples", lambda *_: shown)
     steps = protocol_steps("voc", "10-1")
     results = {"protocol": [step.new for step in steps]}
     results["steps"] = [{"step": step, "miou": {"old": 0.5}} for step in range(num_steps)]
@@ -368,8 +401,8 @@ def test_compare_says_above_the_table_what_differs_between_which_rows(two_runs, 
     assert compare.main(three) == 0
     note, of_mib, of_other, _, header, *_ = capsys.readouterr().out.splitlines()
     assert note.startswith("note: not only method, phase, lambda and seed differ") and "From ft" in note
-    assert of_mib == "- mib: model.body: 'resnet_tiny' -> 'resnet18'"
-    assert of_other == "- other: data.evaluate_flip: false -> true" and header.startswith("run ")
+    assert of_mib == "- mib: backbone (model.body: 'resnet_tiny' -> 'resnet18')"
+    assert of_other == "- other: evaluation (data.evaluate_flip: false -> true)" and header.startswith("run ")
     change(three[1], model={"body": "resnet_tiny"}, train={"seed": 7}, phase={"name": "altersgd"})
     assert compare.main(three[:2]) == 0
     assert capsys.readouterr().out.startswith("run ")
@@ -394,7 +427,7 @@ def test_compare_says_that_class_names_and_weights_differ(two_runs, capsys):
         Path(folder, "results.json").write_text(json.dumps(results))
     capsys.readouterr()
     assert compare.main(two_runs) == 0
-    expected = "- mib: weights.sha256: 'aa' -> 'bb'; class 3: 'bird' -> 'plane'"
+    expected = "- mib: data (class 3: 'bird' -> 'plane'), backbone (weights.sha256: 'aa' -> 'bb')"
     assert capsys.readouterr().out.splitlines()[1] == expected
 
 
@@ -418,12 +451,65 @@ def test_compare_shows_scores_in_another_setting_as_a_row_of_their_own(two_runs,
     capsys.readouterr()
     assert compare.main(two_runs) == 0
     _, line, _, _, _, *rows = capsys.readouterr().out.splitlines()
-    assert line == "- mib [flip]: data.evaluate_flip: false -> true"
+    assert line == "- mib [flip]: evaluation (data.evaluate_flip: false -> true)"
     scores = json.loads(Path(two_runs[1], "results.json").read_text())["evaluations"]["flip"]["steps"]
     assert [row[: row.index("  ")] for row in rows] == ["ft", "mib", "mib [flip]"]
     cells = rows[2].split()[2:]  # step 0 was not scored so, and nothing is known of forgetting
     assert cells[0] == "-" and cells[3] == f"{100 * scores[0]['miou']['all']:.1f}"
     assert cells[-3] == "-" and cells[-1] == "2/2"  # between them is a further metric
+
+
+def seeds_of(folder: str, tmp_path: Path, *seeds: int) -> list[str]:
+    """Copies of a run that say they had other seeds, each a tenth better than the one before."""
+    copies = []
+    for number, seed in enumerate(seeds, start=1):
+        copies.append(str(shutil.copytree(folder, tmp_path / f"mib_seed{seed}-{number}")))
+        file = Path(copies[-1], "results.json")
+        results = json.loads(file.read_text())
+        results["config"]["train"]["seed"] = seed
+        results["steps"][-1]["miou"]["all"] = number / 10
+        file.write_text(json.dumps(results))
+    return copies
+
+
+def test_compare_takes_means_over_seeds(two_runs, tmp_path, capsys):
+    copies = seeds_of(two_runs[1], tmp_path, 1, 2, 3)
+    capsys.readouterr()
+    assert compare.main([two_runs[0], *copies]) == 0
+    shown = capsys.readouterr().out
+    header, _, of_ft, of_mib = shown.split("over seeds\n\n")[1].splitlines()
+    assert header.split()[0] == "method" and header.split()[-1] == "seeds"
+    assert of_ft.startswith("FT ") and of_ft.split()[-1] == "1"
+    assert of_mib.startswith("MiB") and "20.0 ± 10.0" in of_mib and of_mib.split()[-1] == "3"
+
+
+@pytest.mark.parametrize(
+    ("changed", "why"),
+    [
+        ({"optim": {"lr": 9.0}}, "differ mib_seed2-2: recipe (optim.lr: "),
+        ({"model": {"body": "resnet18"}}, "differ mib_seed2-2: backbone (model.body: "),
+        ({"data": {"crop": 16}}, "differ mib_seed2-2: data (data.crop: "),
+        ({"train": {"seed": 1}}, "seed 1 is there more than once: mib_seed1-1, mib_seed2-2, mib_seed3-3"),
+    ],
+)
+def test_compare_refuses_a_mean_of_runs_that_differ(changed, why, two_runs, tmp_path, capsys):
+    copies = seeds_of(two_runs[1], tmp_path, 1, 2, 3)
+    change(copies[1], **changed)
+    capsys.readouterr()
+    assert compare.main(copies) == 0
+    shown = capsys.readouterr().out
+    assert "over seeds" not in shown and "note: no mean of MiB" in shown and why in shown
+
+
+def test_compare_says_that_a_run_was_cut(two_runs, capsys):
+    change(two_runs[1], train={"last_step": 0})
+    file = Path(two_runs[1], "results.json")
+    results = json.loads(file.read_text())
+    results["steps"] = results["steps"][:1]
+    file.write_text(json.dumps(results))
+    capsys.readouterr()
+    assert compare.main(two_runs) == 0
+    assert "note: mib was cut by train.last_step=0: these are not final metrics" in capsys.readouterr().out
 
 
 def test_compare_names_groups_by_class_ids_only_where_all_rows_share_them(two_runs, toy_run, capsys):
