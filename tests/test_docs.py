@@ -26,13 +26,15 @@ from configs.schema import ConfigError, load_config
 from data.official import STEP_SIZES
 from data.protocols import PROTOCOLS
 from engine.arguments import read_config
-from methods import METHODS
+from methods import AVERAGES, METHODS, UPDATES
 from scripts import compare, reproduce
 from scripts.dev import protocol_picture as drawn
 
 ROOT = Path(train.__file__).parent
 DOCUMENTS = sorted(
-    path for place in ("*.md", "docs/*.md", "results/*/README.md") for path in ROOT.glob(place)
+    path
+    for place in ("*.md", "docs/*.md", "examples/*.md", "results/*/README.md")
+    for path in ROOT.glob(place)
 )
 EXAMPLE = ROOT / "docs/adding-a-method.md"
 FIRST_LINE_OF_A_SCRIPT = "#!"
@@ -459,8 +461,56 @@ def test_the_slurm_script_saves_and_queues_again(told, tmp_path):
 
 def test_the_citation_is_readable():
     citation = yaml.safe_load((ROOT / "CITATION.cff").read_text(encoding="utf-8"))
-    assert {"cff-version", "message", "title", "authors"} <= citation.keys()
+    assert {"cff-version", "message", "title", "authors", "date-released"} <= citation.keys()
+    assert f"\n## {citation['version']}" in (ROOT / "CHANGELOG.md").read_text("utf-8")
+    assert f"# {citation['title']}\n" in (ROOT / "README.md").read_text("utf-8")
     assert "2107.05804" in citation["preferred-citation"]["url"] in (ROOT / "README.md").read_text("utf-8")
+
+
+# ---- the README --------------------------------------------------------------------------------------------
+
+README = ROOT / "README.md"
+LINES_AT_MOST, NUMBERS_AT_MOST = 150, 3
+
+
+def numbers(paragraph: str) -> list[str]:
+    """Return the numbers of a paragraph, but for those in code, links and names (ResNet-101, 15-1, dates)."""
+    words = re.sub(r"`[^`]*`|\]\([^)]*\)", " ", paragraph)
+    return re.findall(r"(?<![\w.-])\d[\d,]*(?:\.\d+)?(?![\w-])", words)
+
+
+def test_the_readme_is_short_and_in_order():
+    text = README.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= LINES_AT_MOST
+    parts = [
+        *("has it run?", "**rehearsed, not run**", "## Two commands", "](docs/quickstart.png)"),
+        *("## Results", "| background |", "](docs/results.md)", "## VOC on one, two, eight GPUs"),
+        *("## Add a method", "```diff", "## Methods", "verified by", "## What a researcher asks"),
+    ]
+    places = [text.index(part) for part in parts]
+    assert places == sorted(places)
+    assert text.splitlines().index("## Two commands") <= 20  # what has run is on the first screen
+    paragraphs = [
+        part for part in split(README)[1].split("\n\n") if not part.strip().startswith(("|", "<!--"))
+    ]
+    crowded = [part for part in paragraphs if len(numbers(part)) > NUMBERS_AT_MOST]
+    assert not crowded, crowded[0]
+
+
+def test_numbers_are_counted():
+    text = "On 3 seeds 12.5 ± 0.3, of 10,582 images; `seed=4`, [more](5.md), 15-1, ResNet-101, 2026-11-18."
+    assert numbers(text) == ["3", "12.5", "0.3", "10,582"]
+
+
+def test_the_readme_names_every_method_and_what_fits_on_a_gpu():
+    rows = [line for line in README.read_text(encoding="utf-8").splitlines() if line.startswith("|")]
+    named = {name for line in rows for name in re.findall(r"`(\w+)`", line.split("|")[1])}
+    assert set(METHODS) | set(UPDATES) | set(AVERAGES) <= named | {"plain", "none"}
+    fits = [line for line in rows if re.match(r"\| \d+ GB ", line)]
+    plan = (ROOT / "docs/performance.md").read_text(
+        encoding="utf-8"
+    )  # which tests/test_gpu_plan.py counts anew
+    assert len(fits) == 3 and all(f"\n{line}\n" in plan for line in fits)
 
 
 # ---- the worked example ------------------------------------------------------------------------------------

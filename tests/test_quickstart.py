@@ -1,4 +1,4 @@
-"""What the README says of the quickstart is what the committed results of `bash
+"""What docs/quickstart.md says of the quickstart is what the committed results of `bash
 scripts/quickstart.sh` hold.
 """
 
@@ -10,6 +10,7 @@ from engine.run_folder import read_results
 from scripts import compare
 
 ROOT = Path(compare.__file__).parent.parent
+PAGE = ROOT / "docs/quickstart.md"
 RUNS = ("ft", "lwf", "mib", "mib-altersgd")
 
 
@@ -31,16 +32,15 @@ def test_a_network_learns_forgets_and_remembers(results):
     assert results["mib"][-1]["miou"]["old"] >= step_0 / 2
 
 
-def test_the_readme_quotes_the_control():
+def test_the_page_quotes_the_control():
     last = read_results(ROOT / "results/quickstart/mib-consolidate/results.json")["steps"][-1]["miou"]
     quoted = " / ".join(f"{100 * last[group]:.1f}" for group in ("old", "new", "all"))
-    assert f"Consolidate, which only distils there, ends at {quoted}." in (ROOT / "README.md").read_text(
-        encoding="utf-8"
-    )
+    assert f"Consolidate, which only distils there, ends at {quoted}." in PAGE.read_text(encoding="utf-8")
 
 
-def test_the_readme_prints_these_results(capsys):
+def test_the_page_prints_these_results(capsys):
     folders = [str(ROOT / "results/quickstart" / run) for run in RUNS]
     assert compare.main([*folders, "--markdown"]) == 0
-    assert capsys.readouterr().out.strip() in (ROOT / "README.md").read_text(encoding="utf-8")
-    assert (ROOT / "docs/quickstart.png").is_file()
+    assert capsys.readouterr().out.strip() in PAGE.read_text(encoding="utf-8")
+    for page, picture in ((PAGE, "](quickstart.png)"), (ROOT / "README.md", "](docs/quickstart.png)")):
+        assert picture in page.read_text(encoding="utf-8")
