@@ -112,7 +112,8 @@ def points_of(runs: Collection) -> list[Points]:
         for key, read in FLATNESS.items()
     ]
     sources += [
-        (key.replace("_", " "), INSIDE_RUNS, partial(RecordedRun.handed_over, metric=key)) for key in LOGGED_FLATNESS
+        (key.replace("_", " "), INSIDE_RUNS, partial(RecordedRun.handed_over, metric=key))
+        for key in LOGGED_FLATNESS
     ]
     found = []
     for metric, measured, value in sources:
