@@ -139,7 +139,7 @@ def test_a_protocol_script_runs_its_protocol_whatever_a_recipe_names(recipe, pro
     config = launched(project, "voc_10-1.sh", recipe, "configs/methods/mib.yaml")
     assert (config.data.protocol, config.model.body) == ("10-1", "mobilenet_v2")
     assert config.method.strength == 10, "MiB's 100 is for 15-1 alone"
-    assert launched(project, "ade_100-10.sh", "configs/recipes/cpu.yaml").train.epochs == 8
+    assert launched(project, "ade_100-10.sh", "configs/recipes/cpu.yaml").train.epochs == 4
 
 
 def test_what_is_typed_wins_over_a_protocol_script(project):
