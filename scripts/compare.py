@@ -63,10 +63,10 @@ def main(arguments: list[str]) -> int:
             last = run.config["train"]["last_step"]
             print(f"\nnote: {printable(name)} was cut by train.last_step={last}: these are not final metrics")
     if len({steps_done(run.results["steps"]) for run in runs.values()}) > 1:
+        finished = all(steps_done(run.results["steps"]) == len(run.steps) for run in runs.values())
         print(
-            "\n"
-            "note: the runs stand after different numbers of steps (see `steps`), so their metrics cannot be "
-            "compared"
+            f"\nnote: the runs {'have' if finished else 'stand after'} different numbers of steps "
+            "(see `steps`), so their metrics cannot be compared"
         )
     if options.picture:
         draw(options.picture, runs, options.examples)
