@@ -66,7 +66,7 @@ def main(arguments: list[str]) -> int:
             last = run.config["train"]["last_step"]
             print(f"\nnote: {printable(name)} was cut by train.last_step={last}: these are not final metrics")
     if len({steps_done(run.results["steps"]) for run in runs.values()}) > 1:
-        finished = all(steps_done(run.results["steps"]) == len(run.steps) for run in runs.values())
+        finished = all(run.is_finished for run in runs.values())
         print(
             f"\nnote: the runs {'have' if finished else 'stand after'} different numbers of steps "
             "(see `steps`), so their metrics cannot be compared"

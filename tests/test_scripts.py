@@ -362,6 +362,10 @@ def test_compare_says_when_runs_are_not_equally_far(two_runs, capsys):
     file.write_text(json.dumps(results | {"steps": results["steps"][:1]}))
     assert compare.main(two_runs) == 0
     assert "note: the runs stand after different numbers of steps" in capsys.readouterr().out.splitlines()[-1]
+    protocol = results["protocol"][:1]  # one step, and it is done
+    file.write_text(json.dumps(results | {"steps": results["steps"][:1], "protocol": protocol}))
+    assert compare.main(two_runs) == 0
+    assert "note: the runs have different numbers of steps" in capsys.readouterr().out.splitlines()[-1]
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 11])
