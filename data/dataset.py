@@ -26,6 +26,10 @@ class DataError(UserError, ValueError):
     """Something about the user's data; the message says what, where, and what to do."""
 
 
+class IncompleteError(DataError):
+    """A data set that lacks a part, but not all of what it is recognised by."""
+
+
 class Sample(NamedTuple):
     """An image of a data set and its mask, both on disk, and the name that its list calls it by."""
 
@@ -101,12 +105,14 @@ def find_base(root: str | Path | None, places: Iterable[str], needed: Sequence[s
     nearest = min(bases, key=lambda base: len(missing[base]))
     if not missing[nearest]:
         return nearest
-    lacks = (
-        f" ({nearest} lacks {' and '.join(missing[nearest])})" if len(missing[nearest]) < len(needed) else ""
-    )
+    if len(missing[nearest]) < len(needed):
+        raise IncompleteError(
+            f"{what} is not complete: {nearest} lacks {' and '.join(missing[nearest])}; add what is missing, "
+            f"or set data.root to a folder that holds {' and '.join(needed)}"
+        )
     raise DataError(
         f"{what} is not below data.root={root}: looked for {' and '.join(needed)} in "
-        f"{', '.join(str(base) for base in bases)}{lacks}; set data.root to the folder that holds them"
+        f"{', '.join(str(base) for base in bases)}; set data.root to the folder that holds them"
     )
 
 

@@ -16,6 +16,8 @@ class MyMethod(MiB):
     class Options(Settings):
         head: bool = False
 
+    options: Options
+
     def freeze(self, model: Any) -> None:
         model.freeze(model.body)
         if self.options.head:

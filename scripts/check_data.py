@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from configs.schema import Config, ConfigError
 from data import DATASETS, DataError, Dataset, Sample, find_dataset, find_lists, with_meanings
-from data.dataset import SHOWN_PROBLEMS
+from data.dataset import SHOWN_PROBLEMS, IncompleteError
 from data.incremental import check_steps, images_of_steps, select_test, select_train
 from data.index import notes_on, scan
 from data.loaders import iterations_per_epoch
@@ -139,8 +139,9 @@ def recognise(root: Path, name: str | None) -> Dataset:
         try:
             return find_dataset(candidate, root)
         except DataError as error:
-            errors.append(str(error))
-    raise DataError("\n  ".join(dict.fromkeys(errors)))
+            errors.append(error)
+    nearly = [error for error in errors if isinstance(error, IncompleteError)]
+    raise DataError("\n  ".join(dict.fromkeys(map(str, nearly or errors))))
 
 
 def steps_of(config: Config, dataset: Dataset) -> list[Step]:

@@ -42,7 +42,10 @@ def main(arguments: list[str]) -> int:
     options = parser.parse_args(arguments)
     if options.examples < 1:
         parser.error("--examples: at least one test image is shown")
-    runs = rows(options.runs)
+    folders = [run for run in options.runs if not is_log(run)]
+    if not folders:
+        parser.error("only logs of runs are named; name their folders")
+    runs = rows(folders)
     unlike = differences(runs)
     if unlike:
         print(
@@ -63,14 +66,21 @@ def main(arguments: list[str]) -> int:
             last = run.config["train"]["last_step"]
             print(f"\nnote: {printable(name)} was cut by train.last_step={last}: these are not final metrics")
     if len({steps_done(run.results["steps"]) for run in runs.values()}) > 1:
+        finished = all(run.is_finished for run in runs.values())
         print(
-            "\n"
-            "note: the runs stand after different numbers of steps (see `steps`), so their metrics cannot be "
-            "compared"
+            f"\nnote: the runs {'have' if finished else 'stand after'} different numbers of steps "
+            "(see `steps`), so their metrics cannot be compared"
         )
     if options.picture:
         draw(options.picture, runs, options.examples)
     return 0
+
+
+def is_log(path: Path) -> bool:
+    """Return whether it is the log of a run, which scripts.reproduce leaves beside the run's folder:
+    a pattern such as runs/mib_seed* brings it along.
+    """
+    return path.suffix == ".log" and path.is_file()
 
 
 def comparison(runs: Mapping[str, RecordedRun]) -> tuple[list[str], list[list[str]]]:

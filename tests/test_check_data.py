@@ -189,6 +189,15 @@ def test_not_usable(tmp_path, capsys, damage, said):
     assert said in out and "not usable" in out
 
 
+def test_what_is_nearly_complete_is_told_what_it_lacks_alone(tmp_path, capsys):
+    root = make_folder(tmp_path)
+    (root / "classes.txt").unlink()
+    assert main([str(root)]) == UNUSABLE
+    out = capsys.readouterr().out
+    assert f"{root} lacks classes.txt; add what is missing" in out
+    assert "VOC" not in out and "ADE20K" not in out
+
+
 def test_voc_without_a_list_is_not_usable(voc, capsys):
     (voc / "ImageSets/Segmentation/val.txt").unlink()
     assert main([str(voc)]) == UNUSABLE

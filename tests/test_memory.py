@@ -196,7 +196,13 @@ def test_a_resumed_run_with_a_memory_ends_with_the_same_bits(toy_arguments, tmp_
 
 
 @pytest.mark.parametrize("memory", ["half", "concatenated"])
-def test_experience_replay_is_the_few_lines_of_the_document(memory, toy_arguments, tmp_path, add_file):  # noqa: F811
+def test_experience_replay_is_the_few_lines_of_the_document(
+    memory,
+    toy_arguments,
+    tmp_path,
+    add_file,  # noqa: F811
+    capsys,
+):
     text = (Path(train.__file__).parent / "docs/adding-a-method.md").read_text(encoding="utf-8")
     (source,) = re.findall(
         r"^```python\n(# methods/experience_replay.py\n.*?)^```$", text, re.DOTALL | re.MULTILINE
@@ -204,6 +210,7 @@ def test_experience_replay_is_the_few_lines_of_the_document(memory, toy_argument
     assert len(source.splitlines()) <= 30
     add_file(METHODS, source.replace('memory = "half"', f'memory = "{memory}"'), "experience_replay")
     assert train.main(toy_arguments("method.name=er", "method.memory=4", *SHORT)) == 0
+    assert ": er, strength 10, memory 4\n" in capsys.readouterr().out
     results = json.loads((tmp_path / "runs/run/results.json").read_text())
     assert results["config"]["method"]["memory"] == 4
     # Step 1 has 4 images: an epoch is one batch of 4, or two with the memory's 4 beside them.

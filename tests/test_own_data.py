@@ -171,7 +171,7 @@ def class_named_twice(root):
         (colour_mask, ["a colour mask (RGB)", "python -m scripts.convert_masks"]),
         (other_size, ["is 30 x 32 but its image 32 x 32"]),
         (empty_list, ["val.txt: the file is empty; write one entry per line"]),
-        (no_list, ["a data set of your own is not below data.root", "lacks val.txt"]),
+        (no_list, ["a data set of your own is not complete", "lacks val.txt; add what is missing"]),
         (class_without_images, ["step 2 learns person (5), but none of its 0 training images"]),
         (too_few_images, ["step 1", "train.batch_size"]),
         (class_named_twice, ["'road' is named twice"]),

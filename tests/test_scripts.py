@@ -339,6 +339,20 @@ def test_compare_prints_a_row_per_run_and_draws(examples, two_runs, tmp_path, ca
         assert len(image.convert("RGB").getcolors(2**24)) > 10
 
 
+def test_compare_passes_over_the_logs_beside_the_runs(two_runs, capsys):
+    """A pattern such as runs/mib_seed* names the logs of scripts.reproduce, too."""
+    capsys.readouterr()
+    assert compare.main(two_runs) == 0
+    alone = capsys.readouterr().out
+    log = Path(f"{two_runs[0]}.log")
+    log.write_text("step 0/1\n")
+    assert compare.main([*two_runs, str(log)]) == 0
+    assert capsys.readouterr().out == alone
+    with pytest.raises(SystemExit):
+        compare.main([str(log)])
+    assert "only logs of runs are named" in capsys.readouterr().err
+
+
 def test_compare_says_when_runs_are_not_equally_far(two_runs, capsys):
     capsys.readouterr()
     assert compare.main(two_runs) == 0
@@ -348,6 +362,10 @@ def test_compare_says_when_runs_are_not_equally_far(two_runs, capsys):
     file.write_text(json.dumps(results | {"steps": results["steps"][:1]}))
     assert compare.main(two_runs) == 0
     assert "note: the runs stand after different numbers of steps" in capsys.readouterr().out.splitlines()[-1]
+    protocol = results["protocol"][:1]  # one step, and it is done
+    file.write_text(json.dumps(results | {"steps": results["steps"][:1], "protocol": protocol}))
+    assert compare.main(two_runs) == 0
+    assert "note: the runs have different numbers of steps" in capsys.readouterr().out.splitlines()[-1]
 
 
 @pytest.mark.parametrize("num_steps", [1, 2, 11])
