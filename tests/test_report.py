@@ -15,13 +15,15 @@ import pytest
 from scipy.stats import ttest_rel
 
 from configs.schema import load_config
+from data.palette import voc_palette
 from data.protocols import configured_steps, protocol_steps, steps_from_lists
 from engine.results import step_result
 from scripts import report
 from study import figures, identity, layouts, paper
 from study.collection import paired, spread
-from study.report import describe, read_runs, warnings
+from study.report import MARKER, describe, read_runs, warnings
 from study.tables import SECTIONS
+from tracking.examples import Examples
 from tracking.text import latex
 
 BASE = load_config([], ["data.root=/nowhere", "data.protocol=15-1"]).model_dump(mode="json")
@@ -671,9 +673,10 @@ def test_images_are_drawn_when_asked_for(runs, tmp_path, monkeypatch):
 
     def panels(folders, steps, count):
         asked.append(([folder.name for folder in folders], steps, count))
-        return [[np.full((4, 6, 3), 9 * i, np.uint8) for i in range(4)] for _ in range(count)]
+        seen = [np.full((4, 6), class_id, np.uint8) for class_id in range(3)]
+        return Examples([np.zeros((4, 6, 3), np.uint8)] * count, [seen] * count, NAMES, voc_palette())
 
-    monkeypatch.setattr("study.panels.example_panels", panels)
+    monkeypatch.setattr("study.panels.examples", panels)
     arguments = [str(runs[0]), "--out", str(tmp_path), "--tables", "costs", "--pictures", "2"]
     assert report.main(arguments) == 0
     assert asked == [(["mib1", "altersgd1"], [5, 5], 2)]
@@ -894,7 +897,7 @@ def test_runs_from_before_a_key_existed_have_its_default(tmp_path):
 
 ROOT = Path(__file__).parent.parent
 PAGES = [path for place in ("*.md", "docs/*.md", "results/*/README.md") for path in sorted(ROOT.glob(place))]
-GENERATED = [path.relative_to(ROOT).as_posix() for path in PAGES if "<!-- results:" in path.read_text()]
+GENERATED = [path.relative_to(ROOT).as_posix() for path in PAGES if MARKER.search(path.read_text())]
 
 
 def test_the_pages_with_generated_tables_are_found():
