@@ -10,7 +10,9 @@ with everything that is missing named.
 Every results.json below the folders is read. A run is classified by its config, never by the name of its
 folder; runs that differ in more than method, phase, lambda and seed are never put into one table. The paper's
 numbers stand beside VOC 15-1 disjoint (and the embedded data, which take its place) alone, seconds only where
-all runs were made alike. In a Markdown file the lines between
+all runs were made alike. What has not run has no row: it is listed as missing. The HTML page can hide rows by
+method and seed, and its address says what is chosen: report.html#method=MiB&method=AlterSGD&seed=1. In a
+Markdown file the lines between
 
     <!-- results:table1 results/voc -->
     <!-- /results -->

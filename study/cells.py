@@ -4,7 +4,7 @@ from data.protocols import BACKGROUND
 from study import identity, paper
 from study.collection import SMALLEST_TEST, Collection, Difference, Spread, paired, spread
 from study.identity import Setting
-from study.layouts import EMPTY
+from study.layouts import EMPTY, Row
 
 KEYS = ("old", "new", "all")
 FURTHER = ("background", "all with background", "hIoU")
@@ -12,6 +12,11 @@ FURTHER = ("background", "all with background", "hIoU")
 
 def name(runs: Collection, setting: Setting) -> str:
     return identity.label(setting, runs.protocol)
+
+
+def row(setting: Setting, *cells: str) -> Row:
+    """Return a row that is of one setting."""
+    return Row(cells, method=identity.family(setting))
 
 
 def means(runs: Collection, setting: Setting) -> list[str]:

@@ -21,6 +21,7 @@ from study.cells import (
     p_value,
     paper_differences,
     ratio,
+    row,
     scientific,
     seeds,
     show,
@@ -38,7 +39,7 @@ from study.collection import (
     spread,
 )
 from study.identity import Setting
-from study.layouts import EMPTY, Section, Table
+from study.layouts import EMPTY, Row, Section, Table
 from study.settings import (
     ablations,
     altersgd,
@@ -49,6 +50,7 @@ from study.settings import (
     mib,
     missing,
     paper_header,
+    ran,
     related_methods,
 )
 from tracking.tables import metrics_in
@@ -64,9 +66,12 @@ def table_ablations(runs: Collection) -> Section:
     controls = [mib(runs), consolidate(runs), altersgd(runs)]
     settings = {name(runs, s): s for s in [*controls, *ablations(runs)]}
     rows = [
-        [label, *means(runs, s), *further(runs, s), cell(runs, s, "forgetting")]
-        + [signed(difference(runs, s, control, "all")) if s != control else EMPTY for control in controls]
-        for label, s in settings.items()
+        row(
+            s,
+            *(label, *means(runs, s), *further(runs, s), cell(runs, s, "forgetting")),
+            *(signed(difference(runs, s, control, "all")) if s != control else EMPTY for control in controls),
+        )
+        for label, s in ran(runs, settings).items()
     ]
     table = Table(
         "What the paper leaves open, against MiB, the control and default AlterSGD",
@@ -76,24 +81,21 @@ def table_ablations(runs: Collection) -> Section:
         ],
         rows,
         [("", 2), ("mIoU in percent", 3), ("", 4), ("difference of all to", 3)],
-        rules=[len(controls)],
+        rules=[sum(control in runs.cells for control in controls)],
     )
     notes = ["Differences: the mean over the seeds that both have."]
     return Section("ablations", "Ablations of the phase", [table], notes, missing(runs, settings))
 
 
 def table_alternation(runs: Collection) -> Section:
-    """Return every setting of AlterSGD that ran beside its own control,
-    and the published one if it ran or nothing else did.
-    """
-    ran = [s for s in found(runs) if s.phase == "altersgd" and _control(s) in runs.cells]
-    published = [altersgd(runs)] if altersgd(runs) in runs.cells or not ran else []
-    settings = list(dict.fromkeys([*published, *ran]))
+    """Return every setting of AlterSGD that ran beside its own control, and the published one if it ran."""
     rows = []
-    for setting in settings:
+    for setting in (s for s in found(runs) if s.phase == "altersgd"):
+        if setting != altersgd(runs) and _control(setting) not in runs.cells:
+            continue
         pairs = [difference(runs, setting, _control(setting), key) for key in KEYS]
         shared = str(max(len(d.values) for d in pairs))
-        rows.append([name(runs, setting), *means(runs, setting), shared, *_differences(pairs)])
+        rows.append(row(setting, name(runs, setting), *means(runs, setting), shared, *_differences(pairs)))
     table = Table(
         "AlterSGD minus Consolidate with the same options, in points of mIoU",
         ["phase", "seeds", *groups(runs), "shared seeds", *["difference", "p"] * 3],
@@ -113,11 +115,11 @@ def table_differences(runs: Collection) -> Section:
     controls = [mib(runs), consolidate(runs), altersgd(runs)]
     changed = [s for s in ablations(runs) if s in runs.cells]
     compared = {
-        controls[0]: [s for s in found(runs) if s != controls[0]] or controls[1:],
+        controls[0]: [s for s in found(runs) if s != controls[0]],
         controls[1]: [controls[2], *changed],
         controls[2]: changed,
     }
-    tables = [differences_table(runs, control, others) for control, others in compared.items() if others]
+    tables = [differences_table(runs, control, others) for control, others in compared.items()]
     wanted = {name(runs, control): control for control in controls}
     return Section("differences", "Differences, seed by seed", tables, [NOT_CORRECTED], missing(runs, wanted))
 
@@ -127,11 +129,12 @@ def differences_table(runs: Collection, control: Setting, others: Sequence[Setti
     rows = []
     for setting in others:
         pairs = [difference(runs, setting, control, key) for key in KEYS]
-        row = [name(runs, setting), str(max(len(d.values) for d in pairs))]
-        row += _differences(pairs)
-        if control_name == "MiB":
-            row += paper_differences(row[0])
-        rows.append(row)
+        shared = max(len(d.values) for d in pairs)
+        if not shared:
+            continue
+        label = name(runs, setting)
+        theirs = paper_differences(label) if control_name == "MiB" else []
+        rows.append(row(setting, label, str(shared), *_differences(pairs), *theirs))
     header = ["setting", "shared seeds", *["difference", "p"] * 3]
     spans = [("", 2), *((group, 2) for group in groups(runs))]
     title = f"Difference to {control_name}, in points of mIoU"
@@ -148,11 +151,12 @@ def _differences(pairs: Iterable[Difference]) -> list[str]:
 def table_forgetting(runs: Collection) -> Section:
     old = groups(runs)[0]
     rows = [
-        [
+        row(
+            s,
             *(name(runs, s), seeds(runs, s)),
             *(cell(runs, s, key) for key in ("first", "old", "forgetting", BACKGROUND)),
             background_taken_for(runs, s),
-        ]
+        )
         for s in found(runs)
     ]
     table = Table(
@@ -176,7 +180,7 @@ def table_metrics(runs: Collection) -> Section:
     """Return what files of metrics/ register, where runs have it."""
     names = metrics_in(run.results["steps"][-1] for run in runs.runs)
     rows = [
-        [name(runs, s), *means(runs, s), *(cell(runs, s, f"metrics/{metric}") for metric in names)]
+        row(s, name(runs, s), *means(runs, s), *(cell(runs, s, f"metrics/{metric}") for metric in names))
         for s in found(runs)
     ]
     table = Table(
@@ -189,7 +193,7 @@ def table_evaluations(runs: Collection) -> Section:
     """Scores in other settings than the one that the runs have in common,
     each beside the same seeds in that one.
     """
-    rows: list[list[str]] = []
+    rows: list[Row] = []
     rules: list[int] = []
     unfit = []
     for evaluation, scored in runs.evaluations.items():
@@ -201,7 +205,7 @@ def table_evaluations(runs: Collection) -> Section:
             for title, cells in {"as trained": own, evaluation: whole}.items() if whole else ():
                 part = replace(runs, cells={setting: cells})
                 metrics = [*means(part, setting), cell(part, setting, "forgetting")]
-                rows.append([name(runs, setting), title, *metrics])
+                rows.append(row(setting, name(runs, setting), title, *metrics))
     header = ["setting", "evaluation", "seeds", *groups(runs), "forgetting"]
     table = Table(
         "mIoU in percent of the same models, scored in other settings", header, rows, rules=rules[1:]
@@ -221,7 +225,8 @@ def table_costs(runs: Collection) -> Section:
     for setting in (s for s in found(runs) if s.method != "joint"):
         ours = runs.values(setting, "seconds")
         seconds = show(spread(ours.values()), 0)
-        rows.append([name(runs, setting), str(len(ours)), seconds, time_of_an_image(runs, setting)])
+        time = time_of_an_image(runs, setting)
+        rows.append(row(setting, name(runs, setting), str(len(ours)), seconds, time))
     notes = [
         "Training alone, without scoring. Time: of an image in an iteration of a step's last part, MiB = 1, "
         f"by scripts.benchmark updates --json <folder of the runs>/{BENCHMARK_FILE}."
@@ -238,15 +243,17 @@ def table_related_methods(runs: Collection) -> Section:
     and what it costs.
     """
     plain = mib(runs)
-    settings = {name(runs, s): s for s in [plain, altersgd(runs), consolidate(runs), *related_methods(runs)]}
+    controls = [plain, altersgd(runs), consolidate(runs)]
+    settings = {name(runs, s): s for s in [*controls, *related_methods(runs)]}
     rows = [
-        [
+        row(
+            s,
             *(label, *means(runs, s), *further(runs, s), cell(runs, s, "forgetting")),
             *(scientific(runs, s, key) for key in FLATNESS),
             ratio(runs, s, plain, "gradients"),
             time_of_an_image(runs, s),
-        ]
-        for label, s in settings.items()
+        )
+        for label, s in ran(runs, settings).items()
     ]
     table = Table(
         "AlterSGD and related methods",
@@ -256,7 +263,7 @@ def table_related_methods(runs: Collection) -> Section:
         ],
         rows,
         [("", 2), ("mIoU in percent", 3), ("", 4), ("l_seg, norms in eval", 3), ("cost, MiB = 1", 2)],
-        rules=[3],
+        rules=[sum(control in runs.cells for control in controls)],
     )
     tables, notes = (
         [table],
@@ -266,9 +273,10 @@ def table_related_methods(runs: Collection) -> Section:
         ],
     )
     changes = [
-        [label, *(cell_of_ratio(runs, s, key) for key in LOGGED_FLATNESS)] for label, s in settings.items()
+        row(s, label, *(cell_of_ratio(runs, s, key) for key in LOGGED_FLATNESS))
+        for label, s in settings.items()
     ]
-    changes = [row for row in changes if any(cell != EMPTY for cell in row[1:])]
+    changes = [cells for cells in changes if any(cell != EMPTY for cell in cells[1:])]
     if changes:
         title = (
             "What the last iterations of a step do: value at its end over that at the share p, "

@@ -3,12 +3,14 @@ and which row of the paper it belongs to.
 
     setting_of(config)    configs that train alike have equal settings
     label(setting, ...)   "MiB", "AlterSGD, momentum reset", "LwF + AlterSGD"
+    family(setting)       the same without options: "MiB", "AlterSGD", "LwF + AlterSGD"
     row_of(config)        "MiB", "AlterSGD", ... or None for a variant that is no row of table 1
 
 Short names, for folders and the terminal, are in configs/identity.py; what a run's numbers depend on by
 content is in engine/identity.py.
 """
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
@@ -36,6 +38,7 @@ OTHERS = {
 NAMES = {method: row for row, (method, _) in (METHODS | OTHERS).items()} | {"joint": "Joint"}
 PHASES = {"altersgd": "AlterSGD", "consolidate": "Consolidate", "pause": "Pause", "stop": "Stop"}
 RULES = {"asam": "ASAM", "f_sam": "F-SAM", "c_flat": "C-Flat"}  # update rules with the option rho
+OPTIONS = re.compile(r",| \(| \d")  # where they begin in an entry of Setting.beside
 AVERAGED = {"ewf": "EWF", "ema": "EMA", "swa": "SWA"}
 SPEED_KEYS = ("train.channels_last", "train.losses")
 AXES = (
@@ -207,16 +210,11 @@ def label(setting: Setting, protocol: str | None) -> str:
     row = next((row for row, s in settings.items() if s == setting), None)
     if row is not None:
         return row
-    name = NAMES.get(setting.method, setting.method)
-    if is_own(setting) and name in (*NAMES.values(), *PHASES.values()):  # no two rows share a name
-        name = f"method {name}"
+    name = _method_name(setting)
     published = settings[name].lambda_a if name in settings else OTHERS.get(name, (name, None))[1]
     if published is None and setting.method in REGISTERED:
         published = published_strength(setting.method, protocol)
-    if setting.phase != "descent":
-        phase = PHASES.get(setting.phase, setting.phase)
-        name = phase if setting.method == "mib" else f"{name} + {phase}"
-    parts = [name]
+    parts = [_with_phase(setting)]
     if setting.lambda_b != setting.lambda_a and setting.phase != "descent":
         parts.append(f"λ_a {setting.lambda_a:g}, λ_b {setting.lambda_b:g}")
     elif setting.lambda_a != published:
@@ -224,6 +222,26 @@ def label(setting: Setting, protocol: str | None) -> str:
     if setting.phase != "descent" and setting.p != DEFAULT_P:
         parts.append(f"p {show_p(setting.p)}")
     return ", ".join([*parts, *(f"{key} {value}" for key, value in setting.changes)])
+
+
+def family(setting: Setting) -> str:
+    """Return how a setting is called without its options, whatever their number: "AlterSGD", "MiB + SAM"."""
+    beside = (OPTIONS.split(part)[0] for part in setting.beside)
+    return " + ".join([_with_phase(setting), *beside])
+
+
+def _with_phase(setting: Setting) -> str:
+    name = _method_name(setting)
+    if setting.phase == "descent":
+        return name
+    phase = PHASES.get(setting.phase, setting.phase)
+    return phase if setting.method == "mib" else f"{name} + {phase}"
+
+
+def _method_name(setting: Setting) -> str:
+    name = NAMES.get(setting.method, setting.method)
+    is_taken = name in (*NAMES.values(), *PHASES.values())
+    return f"method {name}" if is_own(setting) and is_taken else name  # no two rows share a name
 
 
 def is_own(setting: Setting) -> bool:

@@ -3,6 +3,7 @@ each of them uses that others do not, and the published figure.
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -10,12 +11,12 @@ import study
 from configs.schema import load_config
 from engine.arguments import read_config
 from study import paper
-from study.cells import cell, means, name, number
+from study.cells import cell, means, name, number, row
 from study.collection import Collection
 from study.correlations import notes_on_order
 from study.experiments import Experiment, ladder
 from study.identity import OTHERS, PHASES, Setting, setting_of
-from study.layouts import EMPTY, Section, Table
+from study.layouts import EMPTY, Row, Section, Table
 from study.rungs import IN_BRIEF, LADDER, OwnRecipe, Rung, followed
 from study.settings import found, groups, missing
 
@@ -31,16 +32,18 @@ def table_ladder(runs: Collection) -> Section:
     if not any(s.method in FURTHER and s.method not in OTHER_TABLES for s in runs.cells):
         return Section("ladder", title, [])
     wanted = {setting: rung for rung, setting in settings_of_rungs(runs).items()}
+    there = {setting: rung for setting, rung in wanted.items() if setting in runs.cells}
     more = [s for s in found(runs) if s.method in FURTHER and s not in wanted]
     published = paper.PUBLISHED.get(_published_mode(runs) or "", {})
     rows = [
-        [
+        row(
+            s,
             *(name(runs, s), *means(runs, s), cell(runs, s, "old with background")),
             *(cell(runs, s, key) for key in ("with background", 0, "metrics/hiou")),
             "; ".join(remarks(runs, s)) or EMPTY,
-            *([printed(published.get(row_of(wanted[s]) if s in wanted else "", ()))] if published else []),
-        ]
-        for s in [*wanted, *more]
+            *([printed(published.get(row_of(there[s]) if s in there else "", ()))] if published else []),
+        )
+        for s in [*there, *more]
     ]
     old, new, every = groups(runs)
     header = ["method", "seeds", old, new, every, "old", "all", "background", "hIoU", "uses"]
@@ -48,7 +51,7 @@ def table_ladder(runs: Collection) -> Section:
     if published:
         header, spans = [*header, "old / new / all"], [*spans, (f"published ({paper.SETTING_IN_WORDS})", 1)]
     table = Table(
-        "All methods: mIoU in percent after the last step", header, rows, spans, rules=_rules(wanted, rows)
+        "All methods: mIoU in percent after the last step", header, rows, spans, rules=_rules(there, rows)
     )
     absent = missing(runs, {name(runs, s): s for s in wanted})
     beside = {s: published.get(row_of(rung), ()) for s, rung in wanted.items()}
@@ -146,9 +149,9 @@ def _published_mode(runs: Collection) -> str | None:
     return data["mode"] if of_voc else None
 
 
-def _rules(wanted: dict[Setting, Rung], rows: list[list[str]]) -> list[int]:
+def _rules(rungs: Mapping[Setting, Rung], rows: Sequence[Row]) -> list[int]:
     """Return where a part begins: with a memory, with something on top, what is not asked for."""
-    kinds = [(rung.memory > 0, rung.plus) for rung in wanted.values()]
+    kinds = [(rung.memory > 0, rung.plus) for rung in rungs.values()]
     parts = ["memory" if memory else "on top" if plus else "alone" for memory, plus in kinds]
     parts += ["more"] * (len(rows) - len(parts))
     return [i for i in range(1, len(parts)) if parts[i] != parts[i - 1]]

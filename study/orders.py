@@ -4,7 +4,7 @@ and mean and spread over them.
 
 import statistics
 
-from study.cells import KEYS, means, name, show
+from study.cells import KEYS, means, name, row, show
 from study.collection import Collection, order_of, spread
 from study.identity import Setting
 from study.layouts import Section, Table
@@ -22,13 +22,13 @@ def table_orders(runs: Collection) -> Section:
     over = Table(
         "mIoU in percent after the last step, over orders of the classes",
         ["method", "orders", *KEYS],
-        [[name(runs, setting), *_over_orders(orders, setting)] for setting in settings],
+        [row(setting, name(runs, setting), *_over_orders(orders, setting)) for setting in settings],
     )
     each = Table(
         "mIoU in percent after the last step, in each order",
         ["method", "order", "seeds", *KEYS],
         [
-            [name(runs, setting), order, *means(collection, setting)]
+            row(setting, name(runs, setting), order, *means(collection, setting))
             for setting in settings
             for order, collection in orders.items()
             if setting in collection.cells

@@ -14,12 +14,12 @@ from configs.messages import not_one_of
 from data.files import write_atomically
 from engine.results import steps_done
 from engine.run_folder import RunError, read_results
-from study import layouts
+from study import layouts, page
 from study.cells import name
-from study.collection import Collection, RecordedRun, collect, scored_otherwise, share_step_0
+from study.collection import Collection, RecordedRun, collect, order_of, scored_otherwise, share_step_0
 from study.experiments import current_name
-from study.identity import by_kind
-from study.layouts import Report, Section
+from study.identity import by_kind, family
+from study.layouts import Report, Row, Section, Table
 from study.settings import found
 from study.tables import IN_DOCUMENTS, SECTIONS
 from tracking import text
@@ -27,7 +27,7 @@ from tracking import text
 FORMATS: dict[str, tuple[str, Callable[[Report], str]]] = {
     "markdown": ("report.md", layouts.markdown),
     "latex": ("report.tex", layouts.latex),
-    "html": ("report.html", layouts.page),
+    "html": ("report.html", page.page),
 }
 WANTED_KEYS = ("config", "protocol", "steps")
 MARKER = re.compile(
@@ -97,7 +97,7 @@ def assemble(
     with what the networks see in them.
     """
     made = [SECTIONS[table](runs) for table in tables]
-    sections = [section for section in made if section.tables or section.notes]  # what there is something of
+    sections = [section for section in made if section.tables or section.notes]
     if with_figures:
         from study import figures  # matplotlib takes a second to import
 
@@ -108,21 +108,14 @@ def assemble(
             Section("pictures", "What the networks see", [], images=[figures.predictions(runs, num_images)])
         )
     lists = {
-        "Missing": missing(sections),
+        "Missing": missing(made),
         "Unfinished": [unfinished_line(run) for run in runs.unfinished if not run.is_cut],
         "Done as far as asked": [unfinished_line(run) for run in runs.unfinished if run.is_cut],
-        "Runs": [
-            f"{run.place}: {name(runs, setting)}, seed {seed}"
-            for setting in found(runs)
-            for seed, run in sorted(runs.cells[setting].items())
-        ]
-        + [
-            f"{run.place}: {name(runs, run.setting)}, order {order}, seed {run.seed}"
-            for order, others in runs.orders.items()
-            for run in others.runs
-        ],
     }
     facts = describe(runs)
+    without = [section.title for section in made if section not in sections and section.missing]
+    if without:
+        facts.append(f"Left out, for nothing of them has run: {'; '.join(without)}.")
     if not num_images:
         facts.append("Images of what the networks see were not asked for (--pictures N).")
     return Report(
@@ -130,7 +123,21 @@ def assemble(
         warnings(runs),
         sections,
         {title: lines for title, lines in lists.items() if lines or title == "Missing"},
+        table_of_runs(runs),
     )
+
+
+def table_of_runs(runs: Collection) -> Table:
+    """Return a row for each run that is in a table, and the order of its classes where there are several."""
+    listed = [run for setting in found(runs) for _, run in sorted(runs.cells[setting].items())]
+    listed += [run for others in runs.orders.values() for run in others.runs]
+    rows = []
+    for run in listed:
+        order = [order_of(run)] if runs.orders else []
+        cells = [name(runs, run.setting), str(run.seed), *order, run.place]
+        rows.append(Row(cells, family(run.setting), run.seed))
+    header = ["setting", "seed", *(["order"] if runs.orders else []), "folder"]
+    return Table("Every run of the tables", header, rows)
 
 
 def describe(runs: Collection) -> list[str]:
@@ -246,6 +253,6 @@ def renewed(match: re.Match, path: Path) -> str:
         ]
         body = "\n".join(f"- {text.markdown(line)}" for line in lines or ["nothing"])
     else:
-        body = layouts.markdown_section(sections[table](runs))
+        body = layouts.markdown_section(sections[table](runs)) or "Nothing of this has run."
     loud = [f"> **Warning.** {text.markdown(line)}" for line in warnings(runs)]
     return "\n\n".join([f"<!-- results:{match['name']} {folder} -->", *loud, body, "<!-- /results -->"])

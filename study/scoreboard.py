@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from fractions import Fraction
 
 from study import identity, paper
-from study.cells import KEYS, cell, difference, listed, means, name, number, p_value, signed
+from study.cells import KEYS, cell, difference, listed, means, name, number, p_value, row, signed
 from study.collection import Collection, spread
 from study.identity import Setting
-from study.layouts import EMPTY, Section, Table
+from study.layouts import EMPTY, Row, Section, Table
 from study.readings import CONTROLLED_P, CORNERS, PUBLISHED_P, READINGS, SIXTHS, Reading
 from study.settings import beside_paper, mib
 
@@ -206,11 +206,13 @@ FACTS: dict[str, Judge] = {
 
 
 def scoreboard(runs: Collection) -> Table:
-    verdicts = {fact: [judge(runs, reading) for reading in READINGS] for fact, judge in FACTS.items()}
+    judged = {fact: [judge(runs, reading) for reading in READINGS] for fact, judge in FACTS.items()}
+    verdicts = {fact: of_readings for fact, of_readings in judged.items() if set(of_readings) != {UNKNOWN}}
     rows = [[fact, *map(str, of_readings)] for fact, of_readings in verdicts.items()]
     columns = list(zip(*verdicts.values(), strict=True))
     known = [[verdict.holds for verdict in column if verdict.holds is not None] for column in columns]
-    rows.append(["facts reproduced", *(f"{sum(holds)} of {len(holds)}" for holds in known)])
+    if rows:
+        rows.append(["facts reproduced", *(f"{sum(holds)} of {len(holds)}" for holds in known)])
     header = ["fact in the paper", *(reading.name for reading in READINGS)]
     title = "Which of the paper's facts each reading reproduces"
     return Table(title, header, rows, rules=[len(rows) - 1])
@@ -228,14 +230,19 @@ def show_share(p: Fraction) -> str:
 
 
 def table_over_p(runs: Collection, groups: Sequence[str], papers: str) -> Table:
-    rows, rules = [["MiB", "1", *means(runs, mib(runs)), *[EMPTY] * 3, *_paper_at(MIB)]], []
+    rows: list[Row] = []
+    rules: list[int] = []
+    if mib(runs) in runs.cells:
+        rows.append(row(mib(runs), "MiB", "1", *means(runs, mib(runs)), *[EMPTY] * 3, *_paper_at(MIB)))
     for reading in READINGS:
         rules.append(len(rows))
         # Of two of the paper's p that one share stands for, the later: 25/30 is the published one.
         for setting, p in {setting_of(runs, reading, p): p for p in SIXTHS}.items():
+            if setting not in runs.cells:
+                continue
             pairs = [difference(runs, setting, mib(runs), key) for key in KEYS]
-            share = show_share(setting.p)
-            rows.append([reading.name, share, *means(runs, setting), *map(listed, pairs), *_paper_at(p)])
+            ours = *means(runs, setting), *map(listed, pairs)
+            rows.append(row(setting, reading.name, show_share(setting.p), *ours, *_paper_at(p)))
     return Table(
         "mIoU in percent of the readings over p",
         ["reading", "p", "seeds", *groups, *groups, *paper.GROUPS],
@@ -255,9 +262,10 @@ def table_controls(runs: Collection, groups: Sequence[str]) -> Table:
         for setting, p in {setting_of(runs, reading, p): p for p in CONTROLLED_P}.items():
             for control in (*controls_of(runs, reading, p), mib(runs)):
                 pairs = [difference(runs, setting, control, key) for key in KEYS]
-                row = [reading.name, show_share(setting.p), phase_and_share(control)]
-                row.append(str(max(len(pair.values) for pair in pairs)))
-                rows.append(row + [text for pair in pairs for text in (listed(pair), p_value(pair))])
+                shared = max(len(pair.values) for pair in pairs)
+                what = reading.name, show_share(setting.p), phase_and_share(control), str(shared)
+                found = (text for pair in pairs for text in (listed(pair), p_value(pair)))
+                rows += [row(setting, *what, *found)] if shared else []
     return Table(
         "Each reading minus the control that lacks its second order, and minus MiB, in points of mIoU",
         ["reading", "p", "minus", "shared seeds", *["difference", "p"] * 3],
@@ -271,8 +279,11 @@ def table_of_controls(runs: Collection, groups: Sequence[str]) -> Table:
     settings = [
         control for p in CONTROLLED_P for reading in READINGS for control in controls_of(runs, reading, p)
     ] + list(stops(runs).values())
-    settings = sorted({s for s in settings if s.p < MIB}, key=lambda s: (-s.p, s.phase))
-    rows = [[identity.PHASES[s.phase], show_share(s.p), *means(runs, s)] for s in settings]
+    there = {s for s in settings if s.p < MIB and s in runs.cells}
+    rows = [
+        row(s, identity.PHASES[s.phase], show_share(s.p), *means(runs, s))
+        for s in sorted(there, key=lambda s: (-s.p, s.phase))
+    ]
     return Table("mIoU in percent of the controls", ["control", "p", "seeds", *groups], rows)
 
 
@@ -283,6 +294,8 @@ def table_over_lambda(runs: Collection, groups: Sequence[str], papers: str) -> T
         a, b = pair
         plain = [cell(runs, mib(runs, a), key) if a == b else EMPTY for key in KEYS[:2]]
         ours = [cell(runs, settings[pair], key) for settings in columns.values() for key in KEYS[:2]]
+        if set(plain + ours) == {EMPTY}:
+            continue
         theirs = [paper.TABLE_4[group][b][paper.LAMBDAS.index(a)] for group in paper.GROUPS[:2]]
         rows.append([f"{a:g}", f"{b:g}", *plain, *ours, *map(number, theirs)])
     spans = [("", 2), ("MiB", 2), *((reading, 2) for reading in columns), (papers, 2)]
@@ -305,14 +318,14 @@ def table_curvature(runs: Collection) -> list[Table]:
         for reading in READINGS
         for s in controls_of(runs, reading, p)
     }
-    rows: list[list[str]] = []
+    rows: list[Row] = []
     rules: list[int] = []
     for label, setting in settings.items():
         logged = {place: _logged(runs, setting, place) for place in PLACES}
         found = {place: metrics for place, metrics in logged.items() if any(f != EMPTY for f in metrics)}
         if found:
             rules.append(len(rows))
-        rows += [[label, place, *metrics] for place, metrics in found.items()]
+        rows += [row(setting, label, place, *metrics) for place, metrics in found.items()]
     if not rows:
         return []
     header = ["setting", "where", *["loss", "squared gradient norm", "top eigenvalue"] * len(CURVATURE)]

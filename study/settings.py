@@ -8,7 +8,7 @@ from metrics.continual import group_names
 from study import identity, paper
 from study.collection import Collection
 from study.identity import Setting
-from study.layouts import Table
+from study.layouts import Table, as_row
 
 # Each choice that the paper leaves open alone, and what its theorem supposes. Step 0 stays shared, as in the
 # paper.
@@ -36,7 +36,7 @@ def beside_paper(runs: Collection, table: Table) -> Table:
     if identity.is_of_its_data(runs.reference.config):
         return table
     width = table.groups[-1][1]
-    rows = [row[:-width] for row in table.rows]
+    rows = [as_row(row).without_last(width) for row in table.rows]
     return replace(table, header=table.header[:-width], rows=rows, groups=table.groups[:-1])
 
 
@@ -128,6 +128,11 @@ def shares(runs: Collection) -> dict[Any, Setting]:
 def pair_of(lambda_a: float, lambda_b: float) -> Setting:
     """AlterSGD with a lambda for its descents and one for its ascents."""
     return identity.alternating(Setting("mib", lambda_a), lambda_b=lambda_b)
+
+
+def ran(runs: Collection, wanted: Mapping[str, Setting]) -> dict[str, Setting]:
+    """Of the settings a table wants, those that have a row in it."""
+    return {label: setting for label, setting in wanted.items() if setting in runs.cells}
 
 
 def missing(runs: Collection, wanted: Mapping[str, Setting]) -> list[str]:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Iterable, Sequence
 
 from data.protocols import BACKGROUND
 from study import comparisons, correlations, identity, ladder, orders, paper
-from study.cells import FURTHER, KEYS, cell, further, means, number, seeds
+from study.cells import FURTHER, KEYS, cell, further, means, number, row, seeds
 from study.collection import Collection
-from study.layouts import EMPTY, Section, Table
+from study.layouts import EMPTY, Row, Section, Table
 from study.settings import (
     beside_paper,
     grid,
@@ -20,6 +20,7 @@ from study.settings import (
     over_lambda,
     pair_of,
     paper_header,
+    ran,
     rows_of_methods,
     shares,
 )
@@ -34,17 +35,19 @@ SEEDS_IN_BRACKETS = "In brackets: the number of seeds."
 
 
 def table_1(runs: Collection) -> Section:
-    rows = rows_of_methods(runs)
+    wanted = rows_of_methods(runs)
+    rows = ran(runs, wanted)
     table = Table(
         "mIoU in percent after the last step",
         ["method", "seeds", *groups(runs), *FURTHER, *paper.GROUPS],
         [
-            [
+            row(
+                setting,
                 name,
                 *means(runs, setting),
                 *further(runs, setting),
                 *map(number, paper.MEANS.get(name, NOT_PRINTED)),
-            ]
+            )
             for name, setting in rows.items()
         ],
         [("", 1), ("ours", 7), (paper_header(runs), 3)],
@@ -54,34 +57,35 @@ def table_1(runs: Collection) -> Section:
         "Means over foreground classes, but for the one with background; hIoU: the harmonic mean of old and "
         "new. Mean ± standard deviation over seeds."
     ]
-    notes += [CONTRADICTION] if identity.is_of_its_data(runs.reference.config) else []
+    contradictory = any(name in rows for name in paper.CONTRADICTORY)
+    notes += [CONTRADICTION] if contradictory and identity.is_of_its_data(runs.reference.config) else []
     table = beside_paper(runs, table)
-    return Section("table1", "Table 1: the methods", [table], notes, missing(runs, rows))
+    return Section("table1", "Table 1: the methods", [table], notes, missing(runs, wanted))
 
 
 def table_2(runs: Collection) -> Section:
-    rows = rows_of_methods(runs)
+    wanted = rows_of_methods(runs)
     names = runs.reference.class_names
     with_paper = identity.is_of_its_data(runs.reference.config)
     old = [c for c in runs.steps[0].new if c != BACKGROUND]
     new = [c for c in runs.steps[-1].seen if c != BACKGROUND and c not in old]
     tables = []
     for classes in (chunk for part in (old, new) for chunk in _chunks(part, CLASSES_IN_A_TABLE)):
-        lines: list[list[str]] = []
+        lines: list[Row] = []
         rules: list[int] = []
-        for method, setting in rows.items():
+        for method, setting in ran(runs, wanted).items():
             rules.append(len(lines))
-            lines.append([method, seeds(runs, setting), *(cell(runs, setting, c) for c in classes)])
+            ours = (cell(runs, setting, c) for c in classes)
+            lines.append(row(setting, method, seeds(runs, setting), *ours))
             if with_paper and method in paper.PER_CLASS and all(names[c] in paper.CLASSES for c in classes):
                 theirs = dict(zip(paper.CLASSES, paper.PER_CLASS[method], strict=True))
-                lines.append(
-                    [f"{method}, {paper_header(runs)}", "", *(number(theirs[names[c]]) for c in classes)]
-                )
+                printed = (number(theirs[names[c]]) for c in classes)
+                lines.append(row(setting, f"{method}, {paper_header(runs)}", "", *printed))
         header = ["method", "seeds", *(names[c] for c in classes)]
         ends = dict.fromkeys((names[classes[0]], names[classes[-1]]))  # one name for one class
         title = f"IoU in percent of {' to '.join(ends)} after the last step"
         tables.append(Table(title, header, lines, rules=rules[1:]))
-    return Section("table2", "Table 2: each class", tables, missing=missing(runs, rows))
+    return Section("table2", "Table 2: each class", tables, missing=missing(runs, wanted))
 
 
 def table_3(runs: Collection) -> Section:
@@ -90,11 +94,13 @@ def table_3(runs: Collection) -> Section:
     same = runs.on_shared_seeds(wanted.values())
     rows = []
     for strength, pair in settings.items():
+        if not ran(runs, pair):
+            continue
         theirs = paper.TABLE_3.get(strength, {})
-        row = [f"{strength:g}"]
-        row += [cell(same, setting, key, with_seeds=True) for key in KEYS for setting in pair.values()]
-        row += [number(theirs[name][i]) if theirs else EMPTY for i in range(3) for name in pair]
-        rows.append(row)
+        cells = [f"{strength:g}"]
+        cells += [cell(same, setting, key, with_seeds=True) for key in KEYS for setting in pair.values()]
+        cells += [number(theirs[name][i]) if theirs else EMPTY for i in range(3) for name in pair]
+        rows.append(cells)
     columns = [
         f"{group} {name}"
         for names in (groups(runs), paper.GROUPS)
@@ -124,6 +130,7 @@ def table_4(runs: Collection) -> Section:
                 *_paper_grid(paper_group, b),
             ]
             for b in values
+            if any(pair_of(a, b) in runs.cells for a in values)
         ]
         columns = [f"λ_a {a:g}" for a in (*values, *paper.LAMBDAS)]
         theirs = paper_header(runs) if group == paper_group else f"{paper_header(runs)}, {paper_group}"
@@ -138,8 +145,14 @@ def table_p(runs: Collection) -> Section:
     settings = shares(runs)
     same = runs.on_shared_seeds(settings.values())
     rows = [
-        [identity.show_p(p), *means(same, setting), *map(number, paper.FIGURE_P.get(p, (None,) * 3))]
+        row(
+            setting,
+            identity.show_p(p),
+            *means(same, setting),
+            *map(number, paper.FIGURE_P.get(p, (None,) * 3)),
+        )
         for p, setting in settings.items()
+        if setting in runs.cells
     ]
     table = Table(
         "mIoU in percent for different p, the share of normal training in a step",
