@@ -73,7 +73,8 @@ def test_my_method_against_mib_with_three_seeds(project, toy_voc):
         assert f"\nmy_method_seed{seed} " in shown
     assert (runs / "compared.png").is_file() and (runs / "report/report.html").is_file()
     report = (runs / "report/report.md").read_text(encoding="utf-8")
-    (row,) = [line for line in report.partition("Difference to MiB")[2].splitlines() if "my_method" in line]
+    differences = report.partition("## Differences, seed by seed")[2].partition("\n## ")[0]
+    (row,) = [line for line in differences.splitlines() if "my_method" in line]
     assert row.split("|")[2].strip() == "3" and " ± " in row  # the seeds that both have
 
 
