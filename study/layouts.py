@@ -60,9 +60,11 @@ class Section:
     notes: Sequence[str] = ()
     missing: Sequence[str] = ()
     images: list[Image] = field(default_factory=list)
+    names_tables: bool = field(init=False)  # one that is left of several still says what it shows
 
     def __post_init__(self) -> None:
         """Tables without a row are left out, and with the last of them the notes, which speak of them."""
+        self.names_tables = len(self.tables) > 1
         filled = [table for table in self.tables if table.rows]
         if self.tables and not filled:
             self.notes = ()
@@ -98,7 +100,7 @@ def markdown(report: Report) -> str:
 def markdown_section(section: Section) -> str:
     parts = []
     for table in section.tables:
-        if len(section.tables) > 1:
+        if section.names_tables:
             parts.append(f"**{text.markdown(table.title)}**")
         parts.append(markdown_table(_flat_header(table), table.rows))
     return "\n\n".join([*parts, *map(text.markdown, section.notes)])

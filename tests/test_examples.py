@@ -74,6 +74,7 @@ def test_my_method_against_mib_with_three_seeds(project, toy_voc):
     assert (runs / "compared.png").is_file() and (runs / "report/report.html").is_file()
     report = (runs / "report/report.md").read_text(encoding="utf-8")
     differences = report.partition("## Differences, seed by seed")[2].partition("\n## ")[0]
+    assert "Difference to MiB" in differences
     (row,) = [line for line in differences.splitlines() if "my_method" in line]
     assert row.split("|")[2].strip() == "3" and " ± " in row  # the seeds that both have
 

@@ -1000,6 +1000,13 @@ def test_runs_from_before_a_key_existed_have_its_default(tmp_path):
     assert not runs.foreign and [len(seeds) for seeds in runs.cells.values()] == [2]
 
 
+def test_a_table_that_is_left_of_several_keeps_its_name():
+    filled, empty = layouts.Table("Difference to MiB", ["a"], [["1"]]), layouts.Table("none", ["a"], [])
+    shown = layouts.markdown_section(layouts.Section("x", "X", [filled, empty]))
+    assert shown.startswith("**Difference to MiB**\n") and "none" not in shown
+    assert "**" not in layouts.markdown_section(layouts.Section("x", "X", [filled]))
+
+
 ROOT = Path(__file__).parent.parent
 PAGES = [path for place in ("*.md", "docs/*.md", "results/*/README.md") for path in sorted(ROOT.glob(place))]
 GENERATED = [path.relative_to(ROOT).as_posix() for path in PAGES if MARKER.search(path.read_text())]
