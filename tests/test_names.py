@@ -22,6 +22,7 @@ from engine.results import step_result
 from scripts import compare, report
 from study import paper
 from tracking import drawing, overlays, text
+from tracking.examples import Examples
 from tracking.plotting import pyplot, without_formulas
 from tracking.shown import layout
 from tracking.tables import class_table, format_table, markdown_table
@@ -162,13 +163,15 @@ def test_overlays_and_strips_name_every_class_within_a_bounded_size():
 
 
 def test_a_run_named_like_a_formula_is_compared(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(compare, "example_panels", lambda *_: [[np.zeros((2, 2, 3), np.uint8)] * 4])
+    image, labels = np.zeros((2, 2, 3), np.uint8), np.zeros((2, 2), np.uint8)
+    shown = Examples([image], [[labels] * 3], [FORMULA], np.zeros((256, 3), np.uint8))
+    monkeypatch.setattr(compare, "examples", lambda *_: shown)
     runs = [tmp_path / "runs" / name for name in (FORMULA.replace("/", ":"), "\x1b[31m|red")]
     for run in runs:
         write_run(tmp_path / "runs", run.name, model__body=run.name)  # so that the two are said to differ
-    image = tmp_path / "x.png"
-    assert compare.main([*map(str, runs), "--picture", str(image)]) == 0
-    assert image.exists() and "\x1b" not in capsys.readouterr().out
+    drawn = tmp_path / "x.png"
+    assert compare.main([*map(str, runs), "--picture", str(drawn)]) == 0
+    assert drawn.exists() and "\x1b" not in capsys.readouterr().out
     assert compare.main([*map(str, runs), "--markdown"]) == 0
     table = [line for line in capsys.readouterr().out.splitlines() if line.startswith("|")]
     assert len(table) == 4 and len({len(re.findall(r"(?<!\\)\|", line)) for line in table}) == 1
