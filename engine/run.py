@@ -211,11 +211,9 @@ def prepare(config: Config, ranks: Ranks, stop: StopRequest) -> Run:
     notices = [*dataset.notices, *train_index.notes, *test_index.notes]
     for notice in [*notices, *ends_on_an_ascent(run), *without_effect(config)]:
         run.say(f"note: {notice}")
-    method = f"{short_name(config.model_dump())}, strength {config.method.strength:g}"
-    if METHODS[config.method.name].memory:
-        method += f", memory {config.method.memory}"
+    remembers = f", memory {config.method.memory}" if METHODS[config.method.name].memory else ""
     run.say(
-        f"{folder.path}: {method}\n"
+        f"{folder.path}: {short_name(config.model_dump())}, strength {config.method.strength:g}{remembers}\n"
         f"images     {' + '.join(str(len(images)) for images in chosen)}\n"
         f"iterations {' + '.join(map(str, iterations))}"
     )
