@@ -7,8 +7,8 @@ case "${1:-}" in -h | --help) sed -n '2,4s/^# //p' "$0"; exit 0 ;; esac
 source "$(dirname "$0")/environment.sh"
 
 install requirements.txt
-# Rounding moves such a run by a point or two. Two threads and the instructions that nearly every processor has (AVX2) give the
-# digits of docs/quickstart.md on larger processors, too.
+# Rounding moves such a run by a point or two: two threads and AVX2, as docs/quickstart.md was made with, so that processors with
+# wider instructions round alike (not tried on one).
 export OMP_NUM_THREADS="${OMP_NUM_THREADS:-2}" ATEN_CPU_CAPABILITY="${ATEN_CPU_CAPABILITY:-avx2}"
 export ONEDNN_MAX_CPU_ISA="${ONEDNN_MAX_CPU_ISA:-AVX2}" MKL_ENABLE_INSTRUCTIONS="${MKL_ENABLE_INSTRUCTIONS:-AVX2}"
 runs="${RUNS:-runs/quickstart}"
