@@ -7,23 +7,43 @@ case "${1:-}" in -h | --help) sed -n '2,4s/^# //p' "$0"; exit 0 ;; esac
 source "$(dirname "$0")/environment.sh"
 
 install requirements.txt
-# Rounding moves such a run by a point or two: two threads and AVX2, as docs/quickstart.md was made with, so that processors with
-# wider instructions round alike (not tried on one).
-export OMP_NUM_THREADS="${OMP_NUM_THREADS:-2}" ATEN_CPU_CAPABILITY="${ATEN_CPU_CAPABILITY:-avx2}"
+# Rounding moves such a run by a point or two: one thread and AVX2, as docs/quickstart.md was made with, so that processors with
+# more cores or wider instructions round alike (the latter not tried).
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" ATEN_CPU_CAPABILITY="${ATEN_CPU_CAPABILITY:-avx2}"
 export ONEDNN_MAX_CPU_ISA="${ONEDNN_MAX_CPU_ISA:-AVX2}" MKL_ENABLE_INSTRUCTIONS="${MKL_ENABLE_INSTRUCTIONS:-AVX2}"
 runs="${RUNS:-runs/quickstart}"
 "$PYTHON" -m data.shapes "$runs/shapes"
 
+train=("$PYTHON" train.py configs/quickstart.yaml "data.root=$runs/shapes" "data.cache=$runs/cache" "run.folder=$runs")
+step_0="train.start_from=$runs/step0/step_0.pt"
 train() { # name, then arguments of train.py
   echo "== $1 =="
-  "$PYTHON" train.py configs/quickstart.yaml "data.root=$runs/shapes" "data.cache=$runs/cache" \
-    "run.folder=$runs" "run.name=$1" "${@:2}"
+  "${train[@]}" "run.name=$1" "${@:2}"
 }
+beside="" # the process of the run in the background; whatever ends this script stops it, and it saves where it is
+trap '[ -z "$beside" ] || { kill "$beside" && wait "$beside"; } 2>/dev/null || true' EXIT
+train_in_background() { # one core each: what train() takes, with the output in a log
+  log="$runs/$1.log"
+  echo "== $1, at the same time, written to $log =="
+  set -m # a process group of its own: Ctrl-C reaches the run in the foreground alone, and the trap stops this one, once
+  "${train[@]}" "run.name=$1" "${@:2}" </dev/null >"$log" 2>&1 &
+  set +m
+  beside=$!
+}
+finish_background() {
+  local code=0
+  wait "$beside" || code=$?
+  beside=""
+  [ "$code" = 0 ] || { tail -n 20 "$log"; exit "$code"; } >&2
+}
+
 train step0 train.last_step=0 "$@"
-train ft "train.start_from=$runs/step0/step_0.pt" "$@"
-train lwf configs/methods/lwf.yaml "train.start_from=$runs/step0/step_0.pt" "$@"
-train mib configs/methods/mib.yaml "train.start_from=$runs/step0/step_0.pt" "$@"
-train mib-altersgd configs/methods/mib.yaml configs/altersgd.yaml "train.start_from=$runs/step0/step_0.pt" "$@"
+train_in_background lwf configs/methods/lwf.yaml "$step_0" "$@"
+train ft "$step_0" "$@"
+finish_background
+train_in_background mib-altersgd configs/methods/mib.yaml configs/altersgd.yaml "$step_0" "$@"
+train mib configs/methods/mib.yaml "$step_0" "$@"
+finish_background
 
 echo
 "$PYTHON" -m scripts.compare "$runs"/{ft,lwf,mib,mib-altersgd} --picture "$runs/quickstart.png"

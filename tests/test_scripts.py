@@ -193,19 +193,43 @@ def test_nothing_is_installed_into_a_python_of_the_users_own(project):
     ]
 
 
-def test_quickstart_trains_four_runs_from_one_step_0_and_compares_them(project):
-    done = project.run("scripts/quickstart.sh", "train.seed=2", PYTHON=str(project.python), RUNS="/tmp/r")
+def quickstart(project: Project, folder: Path, then: str = "") -> subprocess.CompletedProcess[str]:
+    """The quickstart with a recording Python that goes on with the shell commands `then`."""
+    project.python.write_text(f"{FAKE_PYTHON}\n{then}")
+    return project.run("scripts/quickstart.sh", "train.seed=2", PYTHON=str(project.python), RUNS=str(folder))
+
+
+def test_quickstart_trains_four_runs_from_one_step_0_and_compares_them(project, tmp_path):
+    done = quickstart(project, tmp_path)
     assert done.returncode == 0, done.stderr
     first, *trained, last = project.calls
-    assert first == "-m data.shapes /tmp/r/shapes"
+    assert first == f"-m data.shapes {tmp_path}/shapes"
     names = [re.search(r"run\.name=(\S+)", call)[1] for call in trained]
-    assert names == ["step0", "ft", "lwf", "mib", "mib-altersgd"]
+    assert names[0] == "step0"
+    assert set(names[1:3]) == {"ft", "lwf"} and set(names[3:]) == {"mib", "mib-altersgd"}  # two at once
     assert all(call.endswith("train.seed=2") for call in trained)
-    assert all("train.start_from=/tmp/r/step0/step_0.pt" in call for call in trained[1:])
-    assert (
-        last == "-m scripts.compare /tmp/r/ft /tmp/r/lwf /tmp/r/mib /tmp/r/mib-altersgd --picture "
-        "/tmp/r/quickstart.png"
+    assert all(f"train.start_from={tmp_path}/step0/step_0.pt" in call for call in trained[1:])
+    compared = " ".join(f"{tmp_path}/{name}" for name in ("ft", "lwf", "mib", "mib-altersgd"))
+    assert last == f"-m scripts.compare {compared} --picture {tmp_path}/quickstart.png"
+
+
+def test_quickstart_notices_that_the_run_in_the_background_failed(project, tmp_path):
+    failed = quickstart(project, tmp_path, 'case "$*" in *run.name=lwf*) echo what went wrong; exit 3 ;; esac')
+    assert failed.returncode == 3 and "what went wrong" in failed.stderr
+    assert "mib" not in "".join(project.calls)
+
+
+def test_quickstart_stops_the_run_in_the_background_with_the_other(project, tmp_path):
+    stopped = quickstart(
+        project,
+        tmp_path,
+        """case "$*" in
+          *run.name=lwf*) trap 'echo saved; exit 75' TERM; echo ready; while :; do sleep 0.1; done ;;
+          *run.name=ft*) until grep -q ready "$RUNS/lwf.log"; do sleep 0.1; done; exit 75 ;;
+        esac""",
     )
+    assert stopped.returncode == 75
+    assert (tmp_path / "lwf.log").read_text() == "ready\nsaved\n"
 
 
 def test_every_row_of_the_study_on_voc_names_planned_runs(project):
