@@ -20,30 +20,33 @@ train() { # name, then arguments of train.py
   echo "== $1 =="
   "${train[@]}" "run.name=$1" "${@:2}"
 }
-beside="" # the process of the run in the background; whatever ends this script stops it, and it saves where it is
-trap '[ -z "$beside" ] || { kill "$beside" && wait "$beside"; } 2>/dev/null || true' EXIT
-train_in_background() { # one core each: what train() takes, with the output in a log
-  log="$runs/$1.log"
+# The other core: a run in the background writes a log. Whatever ends this script stops what runs there, and it saves where it is.
+background=() # process:log
+stop_background() { for run in ${background[@]+"${background[@]}"}; do kill "${run%%:*}" 2>/dev/null && wait "${run%%:*}" || true; done; }
+trap stop_background EXIT
+train_in_background() { # what train() takes
+  local log="$runs/$1.log"
   echo "== $1, at the same time, written to $log =="
   set -m # a process group of its own: Ctrl-C reaches the run in the foreground alone, and the trap stops this one, once
   "${train[@]}" "run.name=$1" "${@:2}" </dev/null >"$log" 2>&1 &
   set +m
-  beside=$!
+  background+=("$!:$log")
 }
-finish_background() {
-  local code=0
-  wait "$beside" || code=$?
-  beside=""
-  [ "$code" = 0 ] || { tail -n 20 "$log"; exit "$code"; } >&2
+wait_for_background() {
+  local run code
+  for run in "${background[@]}"; do
+    code=0
+    wait "${run%%:*}" || code=$?
+    [ "$code" = 0 ] || { tail -n 20 "${run#*:}"; exit "$code"; } >&2
+  done
 }
 
 train step0 train.last_step=0 "$@"
 train_in_background lwf configs/methods/lwf.yaml "$step_0" "$@"
 train ft "$step_0" "$@"
-finish_background
 train_in_background mib-altersgd configs/methods/mib.yaml configs/altersgd.yaml "$step_0" "$@"
 train mib configs/methods/mib.yaml "$step_0" "$@"
-finish_background
+wait_for_background
 
 echo
 "$PYTHON" -m scripts.compare "$runs"/{ft,lwf,mib,mib-altersgd} --picture "$runs/quickstart.png"
