@@ -213,7 +213,8 @@ def test_quickstart_trains_four_runs_from_one_step_0_and_compares_them(project, 
 
 
 def test_quickstart_notices_that_the_run_in_the_background_failed(project, tmp_path):
-    failed = quickstart(project, tmp_path, 'case "$*" in *run.name=lwf*) echo what went wrong; exit 3 ;; esac')
+    fails = 'case "$*" in *run.name=lwf*) echo what went wrong; exit 3 ;; esac'
+    failed = quickstart(project, tmp_path, fails)
     assert failed.returncode == 3 and "what went wrong" in failed.stderr
     assert "scripts.compare" not in "".join(project.calls)
 
