@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
@@ -135,6 +136,21 @@ def test_alternation_pairs_every_setting_with_its_own_control():
     assert len(set(alternating)) == len(alternating) == len(settings) / 2
     theorem = (("momentum", "off"), ("batch", "same"), ("lr", "hold"))
     assert {(), theorem} <= {s.changes for s in alternating}
+
+
+def test_what_is_published_of_voc_is_done_where_it_is_put(tmp_path, capsys):
+    published = {folder.name for folder in (ROOT / "results/voc-cpu").glob("*_seed*")}
+    assert published
+    for name in published:
+        shutil.copytree(ROOT / "results/voc-cpu" / name, tmp_path / name)
+    seeds = sorted({name.rpartition("_seed")[2] for name in published})
+    states = {}
+    for table in TABLES:
+        given = ["--root", "/data/VOC2012_192", "--pretrained", "mobilenet_v2-b0353104.pth", "--dry-run"]
+        plan = ["--preset", "voc-cpu", "--runs", str(tmp_path), "--seeds", *seeds]
+        assert reproduce.main([table, *plan, *given]) == 0
+        states |= dict(re.findall(r"^(\S+_seed\d+) +(\w+)", capsys.readouterr().out, flags=re.MULTILINE))
+    assert {name for name, state in states.items() if state == "done"} == published
 
 
 def test_no_two_runs_of_all_tables_compute_the_same():
