@@ -45,7 +45,7 @@ def main(arguments: list[str]) -> int:
         walk(config, ranks, StopRequest(ranks.store))
         return 0
     except StoppedBySignal as stopped:
-        print(f"[rank {ranks.rank}] {stopped}", file=sys.stderr)
+        print(f"[rank {ranks.rank}] {stopped}" if ranks.world > 1 else stopped, file=sys.stderr)
         return STOPPED_BY_SIGNAL
     except RuntimeError as error:
         remedy = DEAD_WORKER if "DataLoader worker" in str(error) else lost_connection(error)
