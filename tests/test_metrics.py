@@ -12,7 +12,7 @@ from engine.results import step_result
 from metrics import continual
 from metrics.confusion import ConfusionMatrix
 from metrics.health import FiniteGuard, NonFiniteLoss
-from tracking.tables import class_table, format_table, percent, step_table
+from tracking.tables import class_table, format_table, markdown_table, percent, step_table
 
 EVERY_PROTOCOL = [(dataset, protocol) for dataset in PROTOCOLS for protocol in PROTOCOLS[dataset]]
 
@@ -229,6 +229,12 @@ def test_tables_align():
     assert format_table(["run", "x"], []).splitlines() == ["run  x", "---  -"]
     assert [percent(v) for v in (None, 0.0, 0.12345, 1.0)] == ["-", "0.0", "12.3", "100.0"]
     assert [percent(v) for v in (-0.0, -0.0004, -0.0006)] == ["0.0", "0.0", "-0.1"]
+
+
+def test_words_align_left_in_markdown():
+    rows = [["a", "+1.0", "own step 0", "–"], ["b", "–", "–", "–"]]
+    assert markdown_table(["run", "x", "uses", "y"], rows).splitlines()[1] == "| --- | --: | --- | --: |"
+    assert markdown_table(["run", "x"], []).splitlines() == ["| run | x |", "| --- | --: |"]
 
 
 # ---- the guard against non-finite losses -------------------------------------------------------------------

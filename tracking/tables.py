@@ -1,8 +1,11 @@
 """Results as text for the terminal."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from tracking import text
+
+NUMBER = re.compile(r"[+-]?\d|n < ")  # also a p value that too few seeds allow none of
 
 
 def percent(value: float | None) -> str:
@@ -25,8 +28,14 @@ def format_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def markdown_table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """Return the same cells as Markdown; the bars that set groups apart in the terminal are left out."""
     escaped = [[text.markdown(cell.removeprefix("| ")) for cell in row] for row in (header, *rows)]
-    lines = [escaped[0], ["---", *["--:"] * (len(header) - 1)], *escaped[1:]]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+    columns = list(zip(*escaped[1:], strict=True)) or [()] * len(header)
+    rules = ["---", *("---" if _are_words(cells) else "--:" for cells in columns[1:])]
+    return "\n".join(f"| {' | '.join(line)} |" for line in (escaped[0], rules, *escaped[1:]))
+
+
+def _are_words(cells: Sequence[str]) -> bool:
+    """Is it a column that reads from the left: no number in it, but something else than dashes?"""
+    return any(map(str.isalpha, "".join(cells))) and not any(NUMBER.match(cell) for cell in cells)
 
 
 def step_table(results: Sequence[dict], groups: dict[str, str]) -> str:
