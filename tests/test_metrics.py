@@ -232,7 +232,7 @@ def test_tables_align():
 
 
 def test_words_align_left_in_markdown():
-    rows = [["a", "+1.0", "own step 0", "–"], ["b", "–", "–", "–"]]
+    rows = [["a", "+1.0", "own step 0", "-"], ["b", "-", "-", "-"]]
     assert markdown_table(["run", "x", "uses", "y"], rows).splitlines()[1] == "| --- | --: | --- | --: |"
     assert markdown_table(["run", "x"], []).splitlines() == ["| run | x |", "| --- | --: |"]
 
