@@ -5,7 +5,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from tracking import text
 
-NUMBER = re.compile(r"[+-]?\d|n < ")  # also a p value that too few seeds allow none of
+NUMBER = re.compile(r"[+-]?\d|n < ")  # "n < 3" stands for the p value of a test
 
 
 def percent(value: float | None) -> str:
