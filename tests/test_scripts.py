@@ -206,6 +206,7 @@ def test_quickstart_trains_four_runs_from_one_step_0_and_compares_them(project, 
     assert first == f"-m data.shapes {tmp_path}/shapes"
     names = [re.search(r"run\.name=(\S+)", call)[1] for call in trained]
     assert names[0] == "step0" and sorted(names) == ["ft", "lwf", "mib", "mib-altersgd", "step0"]
+    assert names.index("ft") < names.index("mib")  # in the foreground; the others begin beside them
     assert all(call.endswith("train.seed=2") for call in trained)
     assert all(f"train.start_from={tmp_path}/step0/step_0.pt" in call for call in trained[1:])
     compared = " ".join(f"{tmp_path}/{name}" for name in ("ft", "lwf", "mib", "mib-altersgd"))
