@@ -235,13 +235,17 @@ def start_and_signal(study: Study, number: int, *more: str) -> int:
     """Start, and signal this process as soon as a run hangs."""
 
     def send() -> None:
-        while not (study.folder / "hanging").exists():
+        patience = time.monotonic() + 240
+        while not hanging.exists() and time.monotonic() < patience:
             time.sleep(0.01)
         os.kill(os.getpid(), number)
 
+    hanging = study.folder / "hanging"
     sender = threading.Thread(target=send, daemon=True)
     sender.start()
-    return study.start("table1", *more)
+    code = study.start("table1", *more)
+    assert hanging.exists(), "no run has come to hang"
+    return code
 
 
 def spoil(study, run: str, old: str, new: str, unfinished: str) -> None:

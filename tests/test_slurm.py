@@ -91,7 +91,7 @@ class Cluster:
         return (self.runs / name / "result").read_text()
 
 
-def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
+def wait_for(condition: Callable[[], object], seconds: float = 240) -> None:
     patience = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < patience
@@ -99,7 +99,7 @@ def wait_for(condition: Callable[[], object], seconds: float = 60) -> None:
 
 
 def ask(*command: str) -> str:
-    return subprocess.run(command, check=True, timeout=60, capture_output=True, text=True).stdout
+    return subprocess.run(command, check=True, timeout=240, capture_output=True, text=True).stdout
 
 
 @pytest.fixture(scope="module")
@@ -123,7 +123,20 @@ def cluster(slurm_here, tmp_path, monkeypatch) -> Cluster:
     pytest.importorskip("submitit")
     monkeypatch.setattr(slurm, "SECONDS_BETWEEN_LOOKS", 1.0)
     monkeypatch.setattr(slurm, "PATIENCE_SECONDS", 3.0)
+    put_in_order()
     return Cluster(tmp_path)
+
+
+def put_in_order() -> None:
+    """No test inherits a job of another, or a node that another has lost."""
+    ask("scancel", "--user=root")
+    wait_for(lambda: not ask("squeue", "--noheader"))
+    states = dict(
+        line.split() for line in ask("sinfo", "--noheader", "--Node", "--format=%N %T").splitlines()
+    )
+    for node in (node for node, state in states.items() if state.startswith(("down", "drain"))):
+        ask("scontrol", "update", f"nodename={node}", "state=RESUME")
+    wait_for(lambda: set(ask("sinfo", "--noheader", "--Node", "--format=%T").split()) == {"idle"})
 
 
 @pytest.fixture
@@ -205,8 +218,9 @@ def test_a_launcher_that_was_killed_finds_its_jobs_again_and_a_controller_may_re
     events.close()
 
     def restart() -> None:
-        cluster.job("first")
-        time.sleep(3)  # Slurm writes down what it knows every few seconds
+        job, before = cluster.job("first"), time.time()
+        ask("scontrol", "update", f"jobid={job}", "comment=now Slurm writes down what it knows, in a while")
+        wait_for(lambda: (slurm_here / "state/job_state").stat().st_mtime > before)
         file = slurm_here / "slurmctld.pid"
         controller = int(file.read_text())
         os.kill(controller, signal.SIGKILL)
@@ -261,7 +275,7 @@ def test_the_script_of_the_manual_saves_both_ranks_and_queues_again(cluster, mea
         ask("scancel", "--batch", "--signal=TERM", job)  # as Slurm does two minutes before its time is over
 
     meanwhile(disturb)
-    subprocess.run(["sbatch", "--wait", str(script)], check=True, timeout=60)
+    subprocess.run(["sbatch", "--wait", str(script)], check=True, timeout=240)
     for name in ("rank_0", "rank_1"):
         assert cluster.starts(name) == 2 and (cluster.runs / name / "resume.json").exists()
     assert cluster.result("rank_0") == cluster.result("rank_1")

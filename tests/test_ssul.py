@@ -73,7 +73,8 @@ def test_new_heads_start_as_the_head_of_the_unknown_class():
     method.init_classifier(model)
     logits = model(torch.randn(1, 3, 32, 32)).logits
     assert logits.shape[1] == 6
-    assert torch.equal(logits[:, 4], logits[:, 0]) and torch.equal(logits[:, 5], logits[:, 0])
+    for new in (4, 5):  # a processor may round the rows of a product each in its own way
+        assert torch.allclose(logits[:, new], logits[:, 0], rtol=1e-5, atol=1e-6)
 
 
 def test_later_steps_move_the_heads_of_new_unknown_and_background_alone(toy_arguments, tmp_path):
