@@ -17,8 +17,9 @@ from engine.terminal import command, exit_with
 from metrics.continual import METRICS, group_names
 from study.beside import COMPARED, differences, over_seeds, rows
 from study.cells import KEYS, show
-from study.collection import RecordedRun, spread
+from study.collection import RecordedRun
 from study.panels import examples
+from study.spreads import spread
 from tracking.tables import (
     background_iou,
     format_table,

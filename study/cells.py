@@ -2,9 +2,10 @@
 
 from data.protocols import BACKGROUND
 from study import identity, paper
-from study.collection import SMALLEST_TEST, Collection, Difference, Spread, paired, spread
+from study.collection import Collection
 from study.identity import Setting
 from study.layouts import EMPTY, Row
+from study.spreads import SMALLEST_TEST, Difference, Spread, paired, spread
 
 KEYS = ("old", "new", "all")
 FURTHER = ("background", "all with background", "hIoU")

@@ -21,9 +21,9 @@ from engine.results import metrics_by_step, steps_asked_for, steps_done
 from metrics import continual
 from study.identity import SPEED_KEYS, Setting, recipe_differences, setting_of
 from study.rungs import own_keys
+from study.spreads import Spread, spread
 
 MACHINE = ("device", "processor", "threads", "world_size", "torch")
-SMALLEST_TEST = 3  # seeds
 FLATNESS_FILE = "flatness.json"  # beside results.json
 FLATNESS: dict[str | int, Callable[[Mapping[str, Any]], float | None]] = {
     "gradient norm": lambda metrics: metrics.get("gradient_norm2"),
@@ -250,7 +250,7 @@ class Collection:
             value = continual.miou(after, self.steps[0], with_background=False)[group]
         return None if value is None else 100 * value
 
-    def old_classes_by_step(self, setting: Setting) -> list["Spread"]:
+    def old_classes_by_step(self, setting: Setting) -> list[Spread]:
         """mIoU of the old classes after each step."""
         histories = [run.history for run in self.cells.get(setting, {}).values()]
         return [
@@ -347,53 +347,6 @@ def _most_common_recipe(runs: Sequence[RecordedRun]) -> RecordedRun:
         else:
             group.append(run)
     return max(groups, key=len)[0]
-
-
-# -------------------------------------------------------------------------------------------- means and tests
-
-
-@dataclass(frozen=True)
-class Spread:
-    """Mean and standard deviation (of a sample: n - 1) over n seeds."""
-
-    mean: float | None
-    deviation: float | None
-    n: int
-
-
-def spread(values: Iterable[float]) -> Spread:
-    values = list(values)
-    return Spread(
-        statistics.fmean(values) if values else None,
-        statistics.stdev(values) if len(values) > 1 else None,
-        len(values),
-    )
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One setting minus another over the seeds that both have; `p` of a paired t test, None for too few
-    seeds."""
-
-    values: tuple[float, ...]
-    p: float | None
-
-    @property
-    def spread(self) -> Spread:
-        return spread(self.values)
-
-
-def paired(ours: Mapping[int, float], reference: Mapping[int, float]) -> Difference:
-    seeds = sorted(ours.keys() & reference.keys())
-    values = tuple(ours[seed] - reference[seed] for seed in seeds)
-    # Without any spread, as between copies of a run, t is not defined.
-    if len(seeds) < SMALLEST_TEST or max(values) - min(values) < 1e-9:
-        return Difference(values, None)
-    from scipy.stats import ttest_rel  # takes a second to import
-
-    return Difference(
-        values, float(ttest_rel([ours[s] for s in seeds], [reference[s] for s in seeds]).pvalue)
-    )
 
 
 def _percent(value: float | None) -> float | None:

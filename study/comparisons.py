@@ -28,16 +28,7 @@ from study.cells import (
     signed,
     time_of_an_image,
 )
-from study.collection import (
-    BENCHMARK_FILE,
-    FLATNESS,
-    LOGGED_FLATNESS,
-    SMALLEST_TEST,
-    Collection,
-    Difference,
-    machine_differences,
-    spread,
-)
+from study.collection import BENCHMARK_FILE, FLATNESS, LOGGED_FLATNESS, Collection, machine_differences
 from study.identity import Setting
 from study.layouts import EMPTY, Row, Section, Table
 from study.settings import (
@@ -53,6 +44,7 @@ from study.settings import (
     ran,
     related_methods,
 )
+from study.spreads import SMALLEST_TEST, Difference, spread
 from tracking.tables import metrics_in
 
 NOT_CORRECTED = (

@@ -10,10 +10,11 @@ from functools import partial
 from typing import Any
 
 from study.cells import name
-from study.collection import FLATNESS, LOGGED_FLATNESS, Collection, RecordedRun, spread
+from study.collection import FLATNESS, LOGGED_FLATNESS, Collection, RecordedRun
 from study.identity import Setting
 from study.layouts import EMPTY, Section, Table
 from study.settings import found as in_order
+from study.spreads import spread
 
 FEWEST = 4  # pairs of which a correlation is told
 # How many classes a published mean of all is over -> the same mean of ours.

@@ -13,7 +13,7 @@ from data.protocols import BACKGROUND
 from engine.run_folder import RunError
 from study import identity, paper
 from study.cells import KEYS, name
-from study.collection import Collection, Spread, spread
+from study.collection import Collection
 from study.flatness_figure import flatness_figure
 from study.identity import Setting
 from study.layouts import Image
@@ -30,6 +30,7 @@ from study.settings import (
     rows_of_methods,
     shares,
 )
+from study.spreads import Spread, spread
 from tracking import plotting
 from tracking.examples import draw_examples, size_of
 from tracking.plotting import Axes, Figure, pyplot

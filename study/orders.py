@@ -5,10 +5,11 @@ and mean and spread over them.
 import statistics
 
 from study.cells import KEYS, means, name, row, show
-from study.collection import Collection, order_of, spread
+from study.collection import Collection, order_of
 from study.identity import Setting
 from study.layouts import Section, Table
 from study.settings import found
+from study.spreads import spread
 
 
 def table_orders(runs: Collection) -> Section:

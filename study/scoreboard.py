@@ -10,11 +10,12 @@ from fractions import Fraction
 
 from study import identity, paper
 from study.cells import KEYS, cell, difference, listed, means, name, number, p_value, row, signed
-from study.collection import Collection, spread
+from study.collection import Collection
 from study.identity import Setting
 from study.layouts import EMPTY, Row, Section, Table
 from study.readings import CONTROLLED_P, CORNERS, PUBLISHED_P, READINGS, SIXTHS, Reading
 from study.settings import beside_paper, mib
+from study.spreads import spread
 
 COLLAPSED, KEPT, NEW_GONE = 5.0, -2.0, 2.0  # points of mIoU, of the criteria
 MIB = Fraction(1)  # the share p at which nothing alternates

@@ -20,8 +20,8 @@ from data.protocols import configured_steps, protocol_steps, steps_from_lists
 from engine.results import step_result
 from scripts import report
 from study import figures, identity, layouts, page, paper
-from study.collection import paired, spread
 from study.report import MARKER, describe, read_runs, warnings
+from study.spreads import paired, spread
 from study.tables import SECTIONS
 from tracking.examples import Examples
 from tracking.text import latex
