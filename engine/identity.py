@@ -247,7 +247,7 @@ def start_notes(path: Path, state: Facts, ours: Facts) -> list[str]:
         return [f"{path} does not tell with which objective, recipe and data it was trained"]
     method = ours["objective"]["method"]["name"]
     theirs = told["objective"]["method"]["name"]
-    if theirs in METHODS and _kind(theirs) != _kind(method):
+    if theirs in METHODS and kind_of_step_0(theirs) != kind_of_step_0(method):
         raise CheckpointError(
             f"{path}: was trained with the objective of {theirs!r}, which is another one than that of "
             f"{method!r} from step 0 on: start from a step of a run with method.name={method}, or leave "
@@ -285,7 +285,7 @@ def _told(state: Facts) -> Facts:
         return {}
 
 
-def _kind(method: str) -> str:
+def kind_of_step_0(method: str) -> str:
     """Methods of one kind train step 0 alike."""
     return "shared" if METHODS[method].shares_first_step else method
 

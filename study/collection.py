@@ -17,6 +17,7 @@ from typing import Any
 from configs.identity import order_name, short_name
 from configs.schema import with_defaults
 from data.protocols import BACKGROUND, Step, steps_from_lists
+from engine.identity import kind_of_step_0, objective_of, recipe_of
 from engine.results import metrics_by_step, steps_asked_for, steps_done
 from metrics import continual
 from study.identity import SPEED_KEYS, Setting, recipe_differences, setting_of
@@ -334,6 +335,26 @@ def share_step_0(runs: Sequence[RecordedRun]) -> bool:
     return (
         bool(first) and len({run.seed for run in runs}) > 1 and all(run.history[0] == first for run in runs)
     )
+
+
+def steps_0_of_one_recipe(runs: Sequence[RecordedRun]) -> list[list[list[RecordedRun]]]:
+    """Return the runs of each step 0 that one recipe and seed trained more than once, by what came out.
+
+    Rounding differs from processor to processor, and a step 0 trained again is then another model.
+    """
+    found: dict[str, list[list[RecordedRun]]] = {}
+    for run in (run for run in runs if run.history[0]):
+        method = run.config["method"]
+        kind = kind_of_step_0(method["name"])
+        options = objective_of(run.config, 0)["method"]["options"].get(kind)  # what is shared has none
+        told = (run.seed, kind, options, method["cross_entropy"], recipe_of(run.config, 0), run.steps[0].new)
+        models = found.setdefault(json.dumps(told, sort_keys=True), [])
+        same = next((model for model in models if model[0].history[0] == run.history[0]), None)
+        if same is None:
+            models.append([run])
+        else:
+            same.append(run)
+    return [models for models in found.values() if len(models) > 1]
 
 
 def _most_common_recipe(runs: Sequence[RecordedRun]) -> RecordedRun:

@@ -18,6 +18,7 @@ from study.cells import (
     listed,
     means,
     name,
+    number,
     p_value,
     paper_differences,
     ratio,
@@ -28,7 +29,15 @@ from study.cells import (
     signed,
     time_of_an_image,
 )
-from study.collection import BENCHMARK_FILE, FLATNESS, LOGGED_FLATNESS, Collection, machine_differences
+from study.collection import (
+    BENCHMARK_FILE,
+    FLATNESS,
+    LOGGED_FLATNESS,
+    Collection,
+    RecordedRun,
+    machine_differences,
+    steps_0_of_one_recipe,
+)
 from study.identity import Setting
 from study.layouts import EMPTY, Row, Section, Table
 from study.settings import (
@@ -52,6 +61,28 @@ NOT_CORRECTED = (
     f"not corrected for the number of comparisons. With fewer than {SMALLEST_TEST} such seeds, too few for a "
     "test, each difference is listed."
 )
+
+
+def notes_on_pairs(runs: Collection) -> list[str]:
+    """Return what the differences of pairs rest on, and which pairs do not go out from one model."""
+    return [NOT_CORRECTED, *(_trained_again(runs, models) for models in steps_0_of_one_recipe(runs.runs))]
+
+
+def _trained_again(runs: Collection, models: Sequence[Sequence[RecordedRun]]) -> str:
+    """Name the runs that do not have MiB's step 0, or the one that most have."""
+    seed, plain = models[0][0].seed, mib(runs)
+    settings = sorted(
+        ([run.setting for run in model] for model in models), key=lambda found: (plain in found, len(found))
+    )
+    *others, usual = settings
+    control = plain if plain in usual else usual[0]
+    old, *theirs = (number(runs.values(found[0], "first")[seed]) for found in (usual, *others))
+    names = "; ".join(name(runs, setting) for found in others for setting in found)
+    return (
+        f"Of seed {seed} these go out from another step 0 than {name(runs, control)}, trained anew by the "
+        f"same recipe ({groups(runs)[0]}: {', '.join(theirs)} instead of {old}), which is part of their "
+        f"differences: {names}."
+    )
 
 
 def table_ablations(runs: Collection) -> Section:
@@ -96,7 +127,7 @@ def table_alternation(runs: Collection) -> Section:
     )
     wanted = {name(runs, s): s for s in [altersgd(runs), consolidate(runs)]}
     title = "What alternating adds"
-    return Section("alternation", title, [table], [NOT_CORRECTED], missing(runs, wanted))
+    return Section("alternation", title, [table], notes_on_pairs(runs), missing(runs, wanted))
 
 
 def _control(setting: Setting) -> Setting:
@@ -113,7 +144,9 @@ def table_differences(runs: Collection) -> Section:
     }
     tables = [differences_table(runs, control, others) for control, others in compared.items()]
     wanted = {name(runs, control): control for control in controls}
-    return Section("differences", "Differences, seed by seed", tables, [NOT_CORRECTED], missing(runs, wanted))
+    return Section(
+        "differences", "Differences, seed by seed", tables, notes_on_pairs(runs), missing(runs, wanted)
+    )
 
 
 def differences_table(runs: Collection, control: Setting, others: Sequence[Setting]) -> Table:
@@ -285,4 +318,4 @@ def table_readings(runs: Collection) -> Section:
         absent = [line for wanted in scoreboard.wanted(runs) for line in missing(runs, wanted)]
     else:
         absent = ["every reading but the default, and their controls"]
-    return scoreboard.section(runs, groups(runs), paper_header(runs), [NOT_CORRECTED], absent)
+    return scoreboard.section(runs, groups(runs), paper_header(runs), notes_on_pairs(runs), absent)

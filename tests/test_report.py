@@ -544,6 +544,32 @@ def test_one_step_0_for_all_seeds_is_said(tmp_path):
     assert [fact for fact in describe(read_runs([tmp_path])) if "one step 0" in fact]
 
 
+def test_pairs_that_do_not_go_out_from_one_model_are_named(tmp_path):
+    def write(name: str, **keys) -> dict:
+        results = write_run(tmp_path, name, **keys)
+        if "first" in models and keys.get("seed", 1) == 1 and "data__protocol" not in keys:
+            results["steps"][0] = models["first"]
+            (tmp_path / name / "results.json").write_text(json.dumps(results))
+        return results
+
+    models: dict[str, dict] = {}
+    models["first"] = write("mib")["steps"][0]
+    write("altersgd", phase="altersgd")
+    write("dkd", method="dkd", level=0.6)  # which no other shares
+    write("joint", method="ft", data__protocol="offline")  # whose step 0 has other classes
+    write("in step 0", phase="altersgd", phase__from_step=0)
+    (alone,) = section(tmp_path, "differences").notes
+    assert "paired t test" in alone
+    models["first"] = write_run(tmp_path, "stop", phase="stop", level=0.3)["steps"][0]
+    write("pause", phase="pause", level=0.3)
+    write_run(tmp_path, "of another seed", phase="stop", level=0.3, seed=2)
+    for table in ("differences", "alternation"):
+        _, note = section(tmp_path, table).notes
+        assert note.startswith("Of seed 1 these go out from another step 0 than MiB, trained anew")
+        assert note.endswith("their differences: Stop; Pause.")
+        assert f"(1-15: {100 * models['first']['miou']['old']:.1f} instead of " in note
+
+
 # ---- the formats -------------------------------------------------------------------------------------------
 
 
