@@ -62,16 +62,19 @@ def table_ladder(runs: Collection) -> Section:
 def table_in_brief(runs: Collection) -> Section:
     """The ladder for a first screen: the best known rungs that have run, by short names, in fewer columns."""
     settings = settings_of_rungs(runs)
+    published = paper.PUBLISHED.get(_published_mode(runs) or "", {})
     old, new, every = groups(runs)
     rows = [
         [
             *(short_name(rung), *means(runs, s), cell(runs, s, 0), cell(runs, s, "with background")),
             "; ".join(remark.partition(":")[0] for remark in remarks(runs, s)) or EMPTY,
+            *([printed_all(published.get(row_of(rung), ()))] if published else []),
         ]
         for rung, s in ((rung, settings[rung]) for rung in IN_BRIEF)
         if s in runs.cells
     ]
     header = ["method", "seeds", old, new, every, "background", "all with background", "uses"]
+    header += [f"published all ({paper.SETTING_IN_WORDS})"] if published else []
     table = Table("mIoU in percent after the last step", header, rows)
     return Section("brief", "The ladder in brief", [table] if rows else [])
 
@@ -119,6 +122,11 @@ def printed(figures: Any) -> str:
     """Return "46.2 / 12.9 / 37.9 (20)": the classes that "all" is the mean of in brackets."""
     lines = [f"{' / '.join(map(number, means))} ({classes})" for *means, classes in figures]
     return ", ".join(lines) or EMPTY
+
+
+def printed_all(figures: Any) -> str:
+    """Return "37.9 (20), 40.7 (21)"."""
+    return ", ".join(f"{number(means[-1])} ({classes})" for *means, classes in figures) or EMPTY
 
 
 def notes(runs: Collection, published: bool) -> list[str]:

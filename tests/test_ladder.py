@@ -204,6 +204,9 @@ def test_the_brief_table_has_what_has_run_with_the_numbers_of_the_whole_one(ladd
             assert cells[key] == full[key]
         assert cells["all"] == full["mIoU in percent: all"]
         assert cells["all with background"] == full["with background: all"]
+        (title,) = (title for title in brief.header if title.startswith("published"))
+        means = full[f"published ({paper.SETTING_IN_WORDS}): old / new / all"].split(", ")
+        assert cells[title] == ", ".join(mean.rpartition(" / ")[2] for mean in means), "all of each"
     assert 10 <= len(IN_BRIEF) <= 15 and {short_name(rung) for rung in IN_BRIEF} > {"MiB + EWF", "STAR"}
 
 
