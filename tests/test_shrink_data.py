@@ -1,5 +1,7 @@
 """The small VOC of the CPU recipe, made from a user's own."""
 
+import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -7,8 +9,10 @@ import pytest
 from PIL import Image
 from test_data import make_voc, write_image
 
+import train
 from data import load_dataset
 from data.images import read_image, read_mask
+from data.voc import CLASS_NAMES
 from scripts import pack_data
 from scripts.shrink_data import main, small_size
 
@@ -25,6 +29,30 @@ def test_an_official_image_becomes_the_file_of_the_small_set(shared, tmp_path):
         )
         assert np.array_equal(read_image(sample.image), read_image(image)), sample.name
         assert np.array_equal(read_mask(sample.mask), read_mask(mask)), sample.name
+
+
+@pytest.mark.slow
+def test_a_row_from_ones_own_voc_is_the_row_to_the_last_digit(shared, tmp_path):
+    """The CPU recipe in two steps of those classes that the 60 originals show."""
+    full, given, made = shared / "voc2012_fullres", tmp_path / "given", tmp_path / "made"
+    shutil.copytree(full / "ImageSets", given / "ImageSets")
+    for sample in load_dataset("voc", full, "train_aug").train:
+        for file in (f"JPEGImages/{sample.name}.jpg", f"SegmentationClassAug/{sample.name}.png"):
+            (given / file).parent.mkdir(exist_ok=True)
+            shutil.copyfile(shared / "voc2012_192" / file, given / file)
+    assert main([str(full), str(made), "--side", "192"]) == 0
+    overlays = [f"configs/{name}.yaml" for name in ("voc/15-1", "recipes/cpu", "methods/mib")]
+    steps = [CLASS_NAMES[1:16], CLASS_NAMES[16:20]]
+    settings = [f"data.steps={json.dumps(steps)}", "model.pretrained=null", "train.batch_size=4"]
+    settings += ["train.epochs=1", "train.epochs_later=1"]
+    rows = []
+    for root in (given, made):
+        place = [f"data.root={root}", f"data.cache={tmp_path}", f"run.folder={tmp_path}/runs"]
+        assert train.main([*overlays, *settings, *place, f"run.name={root.name}", "run.tracker=[]"]) == 0
+        rows.append(json.loads((tmp_path / f"runs/{root.name}/results.json").read_text()))
+    assert [step["iou"] for step in rows[0]["steps"]] == [step["iou"] for step in rows[1]["steps"]]
+    assert rows[0]["data"] == rows[1]["data"]
+    assert max(iou or 0 for iou in rows[0]["steps"][-1]["iou"].values()) > 0.1, "nothing was learnt"
 
 
 @pytest.mark.parametrize("is_packed", [False, True])
