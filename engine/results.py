@@ -88,6 +88,7 @@ def environment(device: torch.device, world: int) -> dict[str, Any]:
         if device.type == "cuda"
         else platform.machine() + " CPU",
         "processor": _processor(),
+        "instructions": torch.backends.cpu.get_cpu_capability(),  # AVX2, AVX512: they round otherwise
         "threads": torch.get_num_threads(),
         "world_size": world,
         "commit": _commit(),

@@ -2,6 +2,7 @@
 
 import json
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -367,6 +368,15 @@ def test_help_lists_every_choice():
         "optim.lr_later" and "lr_later",
     ):
         assert word in text
+
+
+@pytest.mark.slow
+def test_results_tell_the_instructions_that_rounding_depends_on():
+    tell = "import torch, engine.results as r; print(r.environment(torch.device('cpu'), 1)['instructions'])"
+    command = [sys.executable, "-c", tell]
+    limited = os.environ | {"ATEN_CPU_CAPABILITY": "default"}
+    told = subprocess.run(command, cwd=ROOT, env=limited, capture_output=True, text=True, check=True).stdout
+    assert told == "DEFAULT\n"
 
 
 def test_published_strengths():
