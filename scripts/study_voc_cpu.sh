@@ -32,7 +32,7 @@ for row in ${ROWS:-1 2 3 4 5 6 7 8}; do
   2) for seed in $seeds; do
        reproduce ladder "$runs" "$seed" "$mobilenet" --only plop mib-ewf dft dkd ssul star mib_augm dkd_memory=100 ssul_memory=100
      done ;;
-  3) reproduce readings "$runs" "$one" "$mobilenet" --only 'mib-altersgd_p=*' mib-altersgd_flip=all 'mib-stop_p=*'
+  3) reproduce readings "$runs" "$one" "$mobilenet" --only 'mib-altersgd_p=*' mib-altersgd_flip=all mib-stop 'mib-stop_p=*'
      reproduce core "$runs-30-epochs" "$one" "$mobilenet" --only mib 'mib-altersgd_*flip=all_every=epoch' train.epochs_later=30 ;;
   4) for table in table1 table3 table4; do reproduce "$table" "$runs" "$one" "$mobilenet"; done ;;
   5) for seed in $seeds; do
