@@ -1,5 +1,6 @@
 # Sourced by the other scripts: goes to the project's folder and sets PYTHON to that of .venv.
 #   install requirements.txt      makes .venv if there is none and installs, unless that was done with these very files
+#   round_as_avx2                 limits PyTorch to AVX2, which old and new AMD processors round alike, unless the variables are set
 # Set PYTHON beforehand to use an environment of your own; nothing is installed then.
 called_from="$PWD"
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -18,3 +19,8 @@ else
     fi
   }
 fi
+
+round_as_avx2() {
+  export ATEN_CPU_CAPABILITY="${ATEN_CPU_CAPABILITY:-avx2}" ONEDNN_MAX_CPU_ISA="${ONEDNN_MAX_CPU_ISA:-AVX2}"
+  export MKL_ENABLE_INSTRUCTIONS="${MKL_ENABLE_INSTRUCTIONS:-AVX2}"
+}

@@ -9,8 +9,8 @@ source "$(dirname "$0")/environment.sh"
 install requirements.txt
 # Rounding moves such a run by a point or two: one thread and AVX2, as docs/quickstart.md was made with, so that the number of cores
 # does not matter. A processor of another maker still rounds otherwise.
-export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}" ATEN_CPU_CAPABILITY="${ATEN_CPU_CAPABILITY:-avx2}"
-export ONEDNN_MAX_CPU_ISA="${ONEDNN_MAX_CPU_ISA:-AVX2}" MKL_ENABLE_INSTRUCTIONS="${MKL_ENABLE_INSTRUCTIONS:-AVX2}"
+export OMP_NUM_THREADS="${OMP_NUM_THREADS:-1}"
+round_as_avx2
 runs="${RUNS:-runs/quickstart}"
 "$PYTHON" -m data.shapes "$runs/shapes"
 

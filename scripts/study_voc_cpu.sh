@@ -9,9 +9,7 @@ case "${1:-}" in -h | --help) sed -n '2,6s/^# //p' "$0"; exit 0 ;; esac
 [ $# -ge 2 ] || { sed -n '2,6s/^# //p' "$0" >&2; exit 2; }
 source "$(dirname "$0")/environment.sh"
 install requirements.txt
-# Rounding moves a run by a point or two. AVX2 rounds alike on old and new AMD processors; AVX-512 is up to a third faster.
-export ATEN_CPU_CAPABILITY="${ATEN_CPU_CAPABILITY:-avx2}" ONEDNN_MAX_CPU_ISA="${ONEDNN_MAX_CPU_ISA:-AVX2}"
-export MKL_ENABLE_INSTRUCTIONS="${MKL_ENABLE_INSTRUCTIONS:-AVX2}"
+round_as_avx2 # AVX-512 is up to a third faster
 path() { case "$1" in /*) echo "$1" ;; *) echo "$called_from/$1" ;; esac; }
 root="$(path "$1")" mobilenet="$(path "$2")" resnet="${3:+$(path "$3")}"
 runs="${RUNS:-runs/voc-cpu}" jobs="${JOBS:-2}" seeds="${SEEDS:-1 2 3}"
